@@ -1,0 +1,236 @@
+"""Attempts: what each HTTP try makes of its event delivery, and writing that down.
+
+An attempt counts only while the lease under which it was made is still ours. Attempts that end together are written together.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from http import HTTPStatus
+from typing import TYPE_CHECKING, Any, Final
+
+import psycopg
+
+from ipn_gateway import endpoints, events, ids, outbox
+from ipn_gateway.errors import GatewayError, LeaseLost
+from ipn_gateway.models import EventDeliveryStatus, Trigger
+from ipn_gateway.schedule import next_wait
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from datetime import datetime
+    from uuid import UUID
+
+    from ipn_gateway.clock import Clock
+    from ipn_gateway.db import Database, Transaction
+    from ipn_gateway.transport import Outcome
+
+TOGETHER_MAX: Final = 200
+"""How many attempts are written in one transaction; bounds how long its row locks are held."""
+
+
+@dataclass(frozen=True, slots=True)
+class After:
+    """What an attempt makes of its event delivery. `wait_seconds`, until the next attempt, is set while it stays pending."""
+
+    status: EventDeliveryStatus
+    wait_seconds: float | None = None
+    endpoint_gone: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """One HTTP try that was made, under the lease that `fence` names. `started_at` is database time.
+
+    Its id is made before it is written, so that a write of unknown outcome can be recognised.
+    """
+
+    id: UUID
+    tenant_id: str
+    event_delivery_id: UUID
+    endpoint_id: UUID
+    fence: int
+    trigger: str
+    started_at: datetime
+    url: str
+    outcome: Outcome
+    after: After
+
+
+@dataclass(frozen=True, slots=True)
+class Recorded:
+    """What the database says after an attempt was written. Attempts of an event delivery are numbered from 1 without gaps."""
+
+    attempt_id: UUID
+    number: int
+    status: str
+    next_attempt_at: datetime | None
+
+
+def decide(attempt_count: int, outcome: Outcome, *, schedule: Sequence[float], chance: float) -> After:
+    """What becomes of an event delivery after attempt number `attempt_count + 1`. Pure; `chance` is between 0 and 1.
+
+    Only 2xx is success. 410 means that the endpoint is gone (Standard Webhooks 1.0.0): its event deliveries stay pending, unsent, until it
+    is enabled. Everything else is tried again on the schedule, later if the receiver's `Retry-After` says so, and at its end is dead.
+    """
+    if outcome.kind == "delivered":
+        return After(EventDeliveryStatus.DELIVERED)
+    if outcome.status_code == HTTPStatus.GONE:
+        return After(EventDeliveryStatus.PENDING, 0.0, endpoint_gone=True)
+    wait = next_wait(attempt_count + 2, schedule=schedule, chance=chance, hint=outcome.retry_after_seconds)
+    return After(EventDeliveryStatus.DEAD) if wait is None else After(EventDeliveryStatus.PENDING, wait)
+
+
+class Recorder:
+    """Writes attempts. Those that end while others are being written go together next: one connection, however many end at once."""
+
+    def __init__(self, db: Database) -> None:
+        self._db = db
+        self._turn = asyncio.Lock()
+        self._waiting: list[tuple[Attempt, asyncio.Future[Recorded]]] = []
+
+    async def record(self, attempt: Attempt) -> Recorded:
+        """Returns when the attempt is committed. Raises `LeaseLost` when somebody else holds its event delivery now."""
+        settled: asyncio.Future[Recorded] = asyncio.get_running_loop().create_future()
+        self._waiting.append((attempt, settled))
+        async with self._turn:  # the lock is fair: who comes in unsettled has waited longest
+            if not settled.done():
+                await self._settle()
+        return await settled
+
+    async def _settle(self) -> None:
+        batch, self._waiting = self._waiting[:TOGETHER_MAX], self._waiting[TOGETHER_MAX:]
+        try:
+            await self._write(batch)
+        except psycopg.Error:  # one of them cannot be stored, which must not keep the others from it
+            for one in batch:
+                try:
+                    await self._write([one])
+                except (psycopg.Error, GatewayError) as error:
+                    one[1].set_exception(error)
+        except GatewayError as error:
+            for _, settled in batch:
+                settled.set_exception(error)
+        finally:
+            for _, settled in batch:
+                settled.cancel()  # does nothing to what is settled
+
+    async def _write(self, batch: Sequence[tuple[Attempt, asyncio.Future[Recorded]]]) -> None:
+        recorded = await self._db.rerun(record, self._db, [attempt for attempt, _ in batch])
+        for attempt, settled in batch:
+            if written := recorded.get(attempt.id):
+                settled.set_result(written)
+            else:
+                settled.set_exception(LeaseLost(event_delivery=attempt.event_delivery_id))
+
+
+# A row is written only under its fence and while leased, so that a late writer, or a re-run after a COMMIT that did arrive, writes nothing.
+# `delivered` beats what a person did meanwhile, since it is true; it never reverts. One success among an endpoint's attempts of a batch
+# ends its failing; rows of healthy endpoints are not touched.
+_RECORD: Final = """
+WITH given AS (
+    SELECT * FROM unnest(
+        %(tenant_ids)s::text[], %(ids)s::uuid[], %(fences)s::bigint[], %(statuses)s::text[], %(waits)s::float8[],
+        %(attempt_ids)s::uuid[], %(triggers)s::text[], %(started)s::timestamptz[], %(durations)s::int[], %(addresses)s::text[],
+        %(codes)s::smallint[], %(outcomes)s::text[], %(errors)s::text[], %(excerpts)s::text[]
+    ) AS given (tenant_id, id, fence, status, wait_seconds,
+                attempt_id, trigger, started_at, duration_ms, address, status_code, outcome, error, response_excerpt)
+), won AS (
+    UPDATE event_deliveries AS d
+       SET status = CASE WHEN d.status = 'pending' OR given.status = 'delivered' THEN given.status ELSE d.status END,
+           delivered_at = CASE WHEN given.status = 'delivered' THEN coalesce(d.delivered_at, ipn_now()) ELSE d.delivered_at END,
+           next_attempt_at = CASE WHEN d.status = 'pending' THEN ipn_now() + given.wait_seconds * interval '1 second' END,
+           next_trigger = %(retry)s, attempt_count = d.attempt_count + 1, lease_expires_at = NULL
+      FROM given
+     WHERE d.tenant_id = given.tenant_id AND d.id = given.id AND d.fence = given.fence AND d.lease_expires_at IS NOT NULL
+    RETURNING given.*, d.endpoint_id, d.attempt_count AS number, d.status AS new_status, d.next_attempt_at
+), written AS (
+    INSERT INTO delivery_attempts (tenant_id, id, event_delivery_id, number, trigger, started_at, duration_ms, address, status_code,
+                                   outcome, error, response_excerpt)
+    SELECT tenant_id, attempt_id, id, number, trigger, started_at, duration_ms, address, status_code, outcome, error, response_excerpt
+      FROM won
+), health AS (
+    SELECT tenant_id, endpoint_id, bool_or(outcome = 'delivered') AS healthy, count(*) AS attempts FROM won GROUP BY tenant_id, endpoint_id
+), failing AS (
+    INSERT INTO endpoint_states AS s (tenant_id, endpoint_id, consecutive_failures, failing_since)
+    SELECT tenant_id, endpoint_id, attempts, ipn_now() FROM health WHERE NOT healthy ORDER BY tenant_id, endpoint_id
+    ON CONFLICT (tenant_id, endpoint_id) DO UPDATE
+       SET consecutive_failures = s.consecutive_failures + excluded.consecutive_failures,
+           failing_since = coalesce(s.failing_since, excluded.failing_since)
+), recovered AS (
+    UPDATE endpoint_states AS s SET consecutive_failures = 0, failing_since = NULL, open_until = NULL
+      FROM health
+     WHERE healthy AND s.tenant_id = health.tenant_id AND s.endpoint_id = health.endpoint_id AND s.consecutive_failures > 0
+)
+SELECT attempt_id, number, new_status AS status, next_attempt_at FROM won
+"""
+
+_WRITTEN_BEFORE: Final = """
+SELECT a.id AS attempt_id, a.number, d.status, d.next_attempt_at
+  FROM unnest(%(tenant_ids)s::text[], %(attempt_ids)s::uuid[]) AS given (tenant_id, attempt_id)
+  JOIN delivery_attempts AS a ON a.tenant_id = given.tenant_id AND a.id = given.attempt_id
+  JOIN event_deliveries AS d ON d.tenant_id = a.tenant_id AND d.id = a.event_delivery_id
+"""
+
+
+async def record(db: Database, attempts: Sequence[Attempt]) -> dict[UUID, Recorded]:
+    """Write attempts and what they make of their event deliveries, in one transaction; by attempt id, those that are written now.
+
+    One whose lease was lost is not among them and has written nothing. Run again after an unknown COMMIT, it finds its own attempts.
+    """
+    gone = [attempt for attempt in attempts if attempt.after.endpoint_gone]
+    async with db.transaction("event_deliveries.record") as tx:
+        await _lock_endpoints(tx, gone)
+        recorded = {row.attempt_id: row for row in await tx.all(Recorded, _RECORD, _rows(attempts))}
+        for attempt in {attempt.endpoint_id: attempt for attempt in gone if attempt.id in recorded}.values():
+            await disable_endpoint(tx, db.clock, attempt.tenant_id, attempt.endpoint_id, url=attempt.url, reason="gone")
+        if others := [attempt for attempt in attempts if attempt.id not in recorded]:
+            recorded |= {row.attempt_id: row for row in await tx.all(Recorded, _WRITTEN_BEFORE, _rows(others))}
+    return recorded
+
+
+async def disable_endpoint(tx: Transaction, clock: Clock, tenant_id: str, endpoint_id: UUID, *, url: str, reason: str) -> None:
+    """Send nothing more to it until a person enables it, and tell the tenant's endpoints. Nothing happens if it is disabled already."""
+    moment = await endpoints.disable(tx, tenant_id, endpoint_id, reason)
+    if moment is None:
+        return
+    shown = ids.show(ids.ENDPOINT, endpoint_id)
+    event_id = ids.event_id(tenant_id, "endpoint.disabled", shown, events.timestamp(moment))
+    data = events.EndpointData(endpoint_id=shown, url=url, reason=reason)
+    await outbox.stage(tx, clock, tenant_id, [events.new(event_id, "endpoint.disabled", moment, data)])
+
+
+async def _lock_endpoints(tx: Transaction, attempts: Sequence[Attempt]) -> None:
+    """Endpoints before their event deliveries, as deleting one does: the other order could deadlock with it."""
+    if attempts:
+        await tx.execute(
+            """
+            SELECT FROM endpoints
+              JOIN unnest(%(tenant_ids)s::text[], %(endpoint_ids)s::uuid[]) AS gone (tenant_id, id) USING (tenant_id, id)
+             ORDER BY tenant_id, id FOR NO KEY UPDATE OF endpoints
+            """,
+            _rows(attempts),
+        )
+
+
+def _rows(attempts: Sequence[Attempt]) -> dict[str, Any]:
+    outcomes = [attempt.outcome for attempt in attempts]
+    return {
+        "tenant_ids": [attempt.tenant_id for attempt in attempts],
+        "ids": [attempt.event_delivery_id for attempt in attempts],
+        "endpoint_ids": [attempt.endpoint_id for attempt in attempts],
+        "fences": [attempt.fence for attempt in attempts],
+        "statuses": [attempt.after.status.value for attempt in attempts],
+        "waits": [attempt.after.wait_seconds for attempt in attempts],
+        "attempt_ids": [attempt.id for attempt in attempts],
+        "triggers": [attempt.trigger for attempt in attempts],
+        "started": [attempt.started_at for attempt in attempts],
+        "durations": [outcome.duration_ms for outcome in outcomes],
+        "addresses": [outcome.address for outcome in outcomes],
+        "codes": [outcome.status_code for outcome in outcomes],
+        "outcomes": [outcome.kind for outcome in outcomes],
+        "errors": [outcome.error for outcome in outcomes],
+        "excerpts": [outcome.excerpt for outcome in outcomes],
+        "retry": Trigger.RETRY.value,
+    }

@@ -1,0 +1,340 @@
+"""The commands. Each makes one call and prints what it gives."""
+# ruff: noqa: PLC0415 - a command imports what it needs when it runs, so that --help answers at once
+
+import asyncio
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from ipn_gateway import __version__, console, logs
+from ipn_gateway.errors import GatewayError
+
+if TYPE_CHECKING:
+    from ipn_gateway.db import Database
+    from ipn_gateway.settings import Settings
+
+
+def _group(help_text: str) -> typer.Typer:
+    return typer.Typer(help=help_text, no_args_is_help=True, rich_markup_mode=None)
+
+
+app = typer.Typer(
+    add_completion=False,
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+keys, sources, orders, deliveries = (
+    _group("API keys of tenants."),
+    _group("Merchant accounts at payment providers."),
+    _group("Orders and what was paid for them."),
+    _group("Notification deliveries: what providers posted."),
+)
+for name, group in (("keys", keys), ("sources", sources), ("orders", orders), ("deliveries", deliveries)):
+    app.add_typer(group, name=name)
+
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object as the last line.")]
+Tenant = Annotated[str | None, typer.Option(help="The tenant; by default the only one.")]
+Host = Annotated[str, typer.Option(help="The address to listen on; 0.0.0.0 is all of them.")]
+Limit = Annotated[int, typer.Option(min=1, max=200, help="How many at most, newest first.")]
+Cursor = Annotated[str | None, typer.Option(help="`next_cursor` of the page before.")]
+
+
+def main() -> None:
+    """Run the command line; the exit code is 2 for wrong use and 1 for what failed, with one sentence on standard error."""
+    try:
+        app(prog_name="ipn-gateway")
+    except GatewayError as error:
+        console.end_with(error)
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        print(__version__)
+        raise typer.Exit
+
+
+@app.callback(
+    epilog="""Settings are read from IPN_… environment variables; without IPN_DATABASE_URL an embedded PostgreSQL is used, and
+    all commands on one IPN_DATA_DIR share it.
+
+    \b
+    Begin with:
+      ipn-gateway demo
+      ipn-gateway serve
+      ipn-gateway keys create --tenant acme
+    """
+)
+def gateway(
+    *,
+    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")] = False,
+) -> None:
+    """Apply every payment notification exactly once, and deliver every event that follows."""
+
+
+# --- the service
+
+
+@app.command(
+    short_help="Run the gateway.",
+    epilog="""\b
+    Examples:
+      ipn-gateway serve
+      ipn-gateway serve --host 0.0.0.0 --port 8000 --migrate
+      ipn-gateway serve --roles inbox,dispatcher
+    """,
+)
+def serve(
+    *,
+    host: Host = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes any free port.")] = 8000,
+    roles: Annotated[str, typer.Option(help="What this process does, separated by commas.")] = "web,inbox,dispatcher,maintenance",
+    migrate: Annotated[bool, typer.Option("--migrate", help="Apply pending migrations to the database of IPN_DATABASE_URL.")] = False,
+) -> None:
+    """Run the gateway until SIGTERM or SIGINT; a second signal stops it at once.
+
+    One line on standard output says where it listens. Several processes may share one database, with all roles each or some.
+    """
+    chosen = console.this_process(level="INFO")
+    from ipn_gateway import serving, workers
+
+    wanted = [role for role in (part.strip() for part in roles.split(",")) if role]
+    if not wanted or set(wanted) - set(workers.ROLES):
+        raise typer.BadParameter(f"give one or more of {', '.join(workers.ROLES)}.", param_hint="--roles")
+    serving.run(chosen, host=host, port=port, roles=wanted, migrate=migrate, say=lambda line: print(line, flush=True))
+
+
+@app.command()
+def migrate(*, as_json: AsJson = False) -> None:
+    """Bring the database's schema up to date."""
+    from ipn_gateway import migrations
+
+    chosen = console.this_process()
+
+    async def run() -> list[str]:
+        async with console.database(chosen, prepared=False) as (url, db):
+            return await migrations.migrate(url, db)
+
+    applied = asyncio.run(run())
+    if as_json:
+        console.print_json({"applied": applied})
+    else:
+        print(f"Applied {', '.join(applied)}." if applied else "Nothing was pending.")
+
+
+# --- tenants, keys and sources
+
+
+@keys.command(
+    "create",
+    epilog="""\b
+    Examples:
+      ipn-gateway keys create --tenant acme
+      ipn-gateway keys create --tenant acme --scopes read,write --json
+    """,
+)
+def create_key(
+    *,
+    tenant: Annotated[str, typer.Option(help="Whose key; a new tenant is made.")],
+    scopes: Annotated[str | None, typer.Option(help="Of read, write, money, audit:raw, admin; by default all.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Make an API key. It is shown this once; only its digest is kept."""
+    from ipn_gateway import tenants
+
+    wanted = tenants.SCOPES if scopes is None else [part.strip() for part in scopes.split(",")]
+    made = console.with_database(lambda _, db: tenants.create_key(db, tenant, wanted))
+    if as_json:
+        console.print_json({"tenant": made.tenant, "key_id": made.key_id, "key": made.key})
+    else:
+        print(f"{made.key_id} of the tenant {made.tenant}; keep the key, it is not shown again:", file=sys.stderr)
+        print(made.key)
+
+
+@sources.command(
+    "add",
+    epilog="""\b
+    Examples:
+      ipn-gateway sources add shop --tenant acme --config @shop.json
+      ipn-gateway sources add shop --config - < shop.json
+    \b
+    where shop.json holds, for SSLCOMMERZ:
+      {"store_id": "…", "store_passwd": "…", "mode": "sandbox"}
+    """,
+)
+def add_source(
+    name: Annotated[str, typer.Argument(help="The slug in the listener URL; it stays taken for ever.")],
+    *,
+    tenant: Tenant = None,
+    provider: Annotated[str, typer.Option(help="The provider's adapter.")] = "sslcommerz",
+    config: Annotated[str, typer.Option(help="JSON; @FILE and - (standard input) keep secrets out of the process list.")] = "{}",
+    as_json: AsJson = False,
+) -> None:
+    """Register a merchant account; its listener_url is what the provider is told as IPN URL."""
+    given = _config(config)
+    from ipn_gateway import objects, views
+    from ipn_gateway import sources as accounts
+
+    async def add(chosen: "Settings", db: "Database") -> objects.Source:
+        owner = await console.tenant(db, tenant)
+        await accounts.create(db, console.vault(chosen), owner, name, provider=provider, given=given, actor="command")
+        async with db.autocommit("sources.show") as tx:
+            return await views.source(tx, owner, name, public_url=console.public_url(chosen))
+
+    console.show(console.with_database(add), as_json=as_json)
+
+
+def _config(text: str) -> dict[str, Any]:
+    try:
+        if text == "-":
+            text = sys.stdin.read()
+        elif text.startswith("@"):
+            text = Path(text[1:]).read_text(encoding="utf-8")
+        found = json.loads(text)
+    except OSError as error:
+        raise typer.BadParameter(f"the file cannot be read: {error.strerror}.", param_hint="--config") from None
+    except ValueError:
+        raise typer.BadParameter("this is no JSON.", param_hint="--config") from None
+    if not isinstance(found, dict):
+        raise typer.BadParameter("a JSON object is needed.", param_hint="--config")
+    return found
+
+
+@sources.command("list")
+def list_sources(*, tenant: Tenant = None, limit: Limit = 50, cursor: Cursor = None, as_json: AsJson = False) -> None:
+    """List merchant accounts. Their listener URLs are made from IPN_PUBLIC_URL."""
+    from ipn_gateway import objects, paging, views
+
+    async def read(chosen: "Settings", db: "Database") -> objects.Page[objects.Source]:
+        owner = await console.tenant(db, tenant)
+        async with db.autocommit("sources.list") as tx:
+            return await views.sources(tx, owner, paging.Wanted(cursor, limit), public_url=console.public_url(chosen))
+
+    page = console.with_database(read)
+    console.table(page.items, ("name", "provider", "mode", "listener_url", "disabled_at"), page.next_cursor, as_json=as_json)
+
+
+# --- looking things up
+
+
+@orders.command("show", epilog="Example: ipn-gateway orders show INV-1001")
+def show_order(order_id: str, *, tenant: Tenant = None, as_json: AsJson = False) -> None:
+    """Show an order with its payments and refunds."""
+    from ipn_gateway import objects, views
+
+    async def read(_: "Settings", db: "Database") -> objects.Order:
+        owner = await console.tenant(db, tenant)
+        with console.looking_for(f"order {order_id} of the tenant {owner}"):
+            async with db.autocommit("orders.show") as tx:
+                return await views.order(tx, owner, order_id)
+
+    console.show(console.with_database(read), as_json=as_json)
+
+
+@deliveries.command("list", epilog="Example: ipn-gateway deliveries list --order-id INV-1001")
+def list_deliveries(
+    *,
+    tenant: Tenant = None,
+    order_id: Annotated[str | None, typer.Option(help="The order that they named, forged ones too.")] = None,
+    source: Annotated[str | None, typer.Option(help="The source that they were posted to.")] = None,
+    outcome: Annotated[str | None, typer.Option(help="received, applied, duplicate, rejected, held, …")] = None,
+    limit: Limit = 50,
+    cursor: Cursor = None,
+    as_json: AsJson = False,
+) -> None:
+    """List what providers posted, and what became of it."""
+    from ipn_gateway import objects, paging, views
+    from ipn_gateway.models import DeliveryOutcome
+
+    if outcome is not None and outcome not in set(DeliveryOutcome):
+        raise typer.BadParameter(f"give one of {', '.join(DeliveryOutcome)}.", param_hint="--outcome")
+    filters = {"order_id": order_id, "source": source, "outcome": outcome}
+
+    async def read(_: "Settings", db: "Database") -> objects.Page[objects.NotificationDelivery]:
+        owner = await console.tenant(db, tenant)
+        async with db.autocommit("notification_deliveries.list") as tx:
+            return await views.notification_deliveries(tx, owner, paging.Wanted(cursor, limit), raw=False, **filters)
+
+    page = console.with_database(read)
+    columns = ("id", "received_at", "source", "order_id", "asserted_status", "outcome", "reason")
+    console.table(page.items, columns, page.next_cursor, as_json=as_json)
+
+
+@deliveries.command("show", epilog="Example: ipn-gateway deliveries show ndl_0198f0c2a1b47c3e9d5f6a7b8c9d0e1f")
+def show_delivery(delivery_id: str, *, tenant: Tenant = None, as_json: AsJson = False) -> None:
+    """Show one notification delivery: what came, what the provider said about it, and what became of it."""
+    from ipn_gateway import objects, views
+
+    async def read(_: "Settings", db: "Database") -> objects.NotificationDelivery:
+        owner = await console.tenant(db, tenant)
+        with console.looking_for(f"notification delivery {delivery_id} of the tenant {owner}"):
+            async with db.autocommit("notification_deliveries.show") as tx:
+                return await views.notification_delivery(tx, owner, delivery_id, raw=False)
+
+    console.show(console.with_database(read), as_json=as_json)
+
+
+# --- trying things out
+
+
+@app.command(
+    short_help="Run a local SSLCOMMERZ for trying things out.",
+    epilog="""\b
+    Example, and the source that asks it:
+      ipn-gateway simulate --port 8100 --duplicate 0.3 --forge 0.2
+      ipn-gateway sources add sandbox --config \\
+        '{"store_id":"testbox","store_passwd":"qwerty","mode":"sandbox","base_url":"http://127.0.0.1:8100"}'
+    """,
+)
+def simulate(
+    *,
+    host: Host = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes any free port.")] = 8100,
+    ipn_url: Annotated[str, typer.Option(help="Where notifications go of sessions that name no ipn_url.")] = "",
+    duplicate: Annotated[float, typer.Option(min=0, max=1, help="Chance that a notification is sent twice.")] = 0,
+    reorder: Annotated[float, typer.Option(min=0, max=1, help="Chance that it is overtaken by a later one.")] = 0,
+    delay: Annotated[float, typer.Option(min=0, help="Longest delay of a notification, in seconds.")] = 0,
+    lose: Annotated[float, typer.Option(min=0, max=1, help="Chance that it is never sent.")] = 0,
+    forge: Annotated[float, typer.Option(min=0, max=1, help="Chance that a forgery is sent beside it.")] = 0,
+    seed: Annotated[int | None, typer.Option(help="Makes chance repeatable.")] = None,
+) -> None:
+    """Run a local SSLCOMMERZ that misbehaves on request: session init, payment page, validator, query, refund, IPN."""
+    from ipn_gateway import serving
+    from ipn_gateway.simulator.app import SimulatorConfig
+    from ipn_gateway.simulator.sender import Knobs
+
+    logs.configure(level="INFO")
+    knobs = Knobs(duplicate=duplicate, reorder=reorder, delay_seconds=delay, lose=lose, forge=forge)
+    serving.simulate(
+        SimulatorConfig(ipn_url=ipn_url, knobs=knobs, seed=seed), host=host, port=port, say=lambda line: print(line, flush=True)
+    )
+
+
+@app.command(
+    short_help="Watch it work, on a database of its own.",
+    epilog="""\b
+    Examples:
+      ipn-gateway demo
+      ipn-gateway demo --payments 200 --seed 7 --json
+    """,
+)
+def demo(
+    *,
+    payments: Annotated[int, typer.Option(min=1, max=10_000, help="How many orders are paid; some more are not.")] = 20,
+    seed: Annotated[int, typer.Option(help="Which payment meets which trouble.")] = 1,
+    as_json: AsJson = False,
+    keep: Annotated[bool, typer.Option("--keep", help="Stay up afterwards, as on a terminal.")] = False,
+) -> None:
+    """Watch payments arrive twice, late, forged or not at all, and each one count once.
+
+    Starts a gateway of its own in a temporary directory, a simulated SSLCOMMERZ and a subscriber, compares their three accounts at the
+    end, and exits with 1 if they differ. It never touches IPN_DATABASE_URL.
+    """
+    from ipn_gateway import demo as show
+
+    if not show.run(payments=payments, seed=seed, as_json=as_json, keep=keep):
+        raise typer.Exit(console.FAILED)

@@ -1,0 +1,147 @@
+"""What the commands share: the process's settings, the database, and printing. Data goes to standard output, the rest to standard error."""
+# ruff: noqa: PLC0415 - what takes long to import is imported when a command needs it, so that --help answers at once
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import sys
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar
+
+from pydantic import BaseModel
+from typer import echo
+
+from ipn_gateway import logs, settings
+from ipn_gateway.errors import ConfigurationError, GatewayError, NotFound, ValidationFailed
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+
+    from ipn_gateway.db import Database
+    from ipn_gateway.settings import Settings
+    from ipn_gateway.vault import Vault
+
+T = TypeVar("T")
+
+FAILED: Final = 1
+WRONG_USE: Final = 2
+PUBLIC_URL: Final = "http://127.0.0.1:8000"
+"""Where `serve` listens when it is not told otherwise."""
+
+TENANTS_NAMED_MAX: Final = 10
+
+
+def this_process(*, level: str = "WARNING") -> Settings:
+    """The settings of this process; logs are written from `level` on, and names that mean nothing are warned about.
+
+    Raises `ConfigurationError`.
+    """
+    logs.configure(level=level)
+    for unknown in settings.unknown_names():
+        echo(f"ipn-gateway: warning: {unknown} is no setting, so it has no effect; is the name spelled right?", err=True)
+    return settings.load()
+
+
+@asynccontextmanager
+async def database(chosen: Settings, *, prepared: bool = True) -> AsyncIterator[tuple[str, Database]]:
+    """The database and its URL, beside a running `serve` or without one.
+
+    Unless `prepared` is False an embedded one is migrated, and a given one that is not is refused with `ConfigurationError`.
+    """
+    from ipn_gateway import runtime
+    from ipn_gateway.clock import Clock
+    from ipn_gateway.db import Database
+    from ipn_gateway.faults import Faults
+
+    async with runtime.server_url(chosen) as url, Database(url, clock=Clock(), faults=Faults(), name="command", connections_max=2) as db:
+        if prepared:
+            await runtime.prepare(url, chosen, db, migrate=False)
+        yield url, db
+
+
+def with_database(work: Callable[[Settings, Database], Awaitable[T]]) -> T:
+    """Do one thing with this process's settings and database, and close it."""
+    chosen = this_process()
+
+    async def run() -> T:
+        async with database(chosen) as (_, db):
+            return await work(chosen, db)
+
+    return asyncio.run(run())
+
+
+async def tenant(db: Database, given: str | None) -> str:
+    """The tenant that is meant. Raises `ValidationFailed` when none is given and there are several, `ConfigurationError` when none is."""
+    if given is not None:
+        return given
+    async with db.autocommit("tenants.only") as tx:
+        rows = await tx.all(dict, "SELECT id FROM tenants ORDER BY id LIMIT %(limit)s", {"limit": TENANTS_NAMED_MAX})
+    names = [row["id"] for row in rows]
+    if not names:
+        raise ConfigurationError("There is no tenant yet; make one with `ipn-gateway keys create --tenant NAME`.")
+    if len(names) > 1:
+        raise ValidationFailed(f"Say whose with --tenant: {', '.join(names)}{', …' if len(names) == TENANTS_NAMED_MAX else ''}.")
+    return str(names[0])
+
+
+def vault(chosen: Settings) -> Vault:
+    """What seals secrets. Raises `ConfigurationError`."""
+    from ipn_gateway import vault as vaults
+
+    return vaults.load_or_make(chosen.data_dir, chosen)
+
+
+def public_url(chosen: Settings) -> str:
+    """Where providers reach the service, as far as a process knows that is not `serve` itself."""
+    return (chosen.public_url or PUBLIC_URL).rstrip("/")
+
+
+@contextlib.contextmanager
+def looking_for(what: str) -> Iterator[None]:
+    """Says what was not found."""
+    try:
+        yield
+    except NotFound:
+        raise NotFound(f"There is no {what}.") from None
+
+
+# --- printing
+
+
+def print_json(data: BaseModel | Mapping[str, Any]) -> None:
+    """One JSON object on one line."""
+    echo(data.model_dump_json() if isinstance(data, BaseModel) else json.dumps(data, ensure_ascii=False))
+
+
+def show(found: BaseModel, *, as_json: bool) -> None:
+    """One object: as JSON, or its members that say something, one a line."""
+    if as_json:
+        print_json(found)
+        return
+    members = {name: value for name, value in found.model_dump(mode="json").items() if value not in (None, [], {})}
+    width = max(map(len, members))
+    for name, value in members.items():
+        echo(f"{name:<{width}}  {value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)}")
+
+
+def table(items: Sequence[BaseModel], columns: Sequence[str], next_cursor: str | None, *, as_json: bool) -> None:
+    """A page of objects: as the JSON of a list call, or some of their members in columns, never cut off."""
+    rows = [item.model_dump(mode="json") for item in items]
+    if as_json:
+        print_json({"items": rows, "next_cursor": next_cursor})
+        return
+    cells = [list(columns), *(["" if row[column] is None else str(row[column]) for column in columns] for row in rows)]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    for line in cells:
+        echo("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip())
+    if next_cursor:
+        echo(f"More: --cursor {next_cursor}", err=True)
+
+
+def end_with(error: GatewayError) -> NoReturn:
+    """One sentence on standard error, each field that is wrong named; 2 when the command was used wrongly, else 1."""
+    wrong = [f"{part['pointer'].lstrip('#/').replace('/', '.')}: {part['detail']}" for part in error.errors if "pointer" in part]
+    echo(f"ipn-gateway: {'; '.join(wrong) or error}", err=True)
+    sys.exit(WRONG_USE if isinstance(error, ValidationFailed) else FAILED)

@@ -1,0 +1,152 @@
+"""What a confirmed operation means for an order: a pure function of the locked order, the ledger and the provider's answer.
+
+Rank decides, never the time of arrival: pending 0, failed 1, cancelled and expired 2, paid_on_hold 3, paid 4. Only a higher rank is
+applied; an equal or lower one is stale. Money is compared exactly. A second payment is never stale: it is booked as unapplied.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime  # noqa: TC003 - fields of rows
+from decimal import Decimal  # noqa: TC003
+from typing import TYPE_CHECKING, Any, Final
+from uuid import UUID  # noqa: TC003
+
+from ipn_gateway.models import DeliveryOutcome, OrderStatus
+from ipn_gateway.providers.base import Confirmed, Effect
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+RANK: Final[Mapping[str, int]] = {
+    OrderStatus.PENDING: 0,
+    OrderStatus.FAILED: 1,
+    OrderStatus.CANCELLED: 2,
+    OrderStatus.EXPIRED: 2,
+    OrderStatus.PAID_ON_HOLD: 3,
+    OrderStatus.PAID: 4,
+    OrderStatus.PARTIALLY_REFUNDED: 4,
+    OrderStatus.REFUNDED: 4,
+}
+
+_CLOSES: Final[Mapping[Effect, tuple[OrderStatus, str]]] = {
+    Effect.FAILED: (OrderStatus.FAILED, "order.payment_failed"),
+    Effect.CANCELLED: (OrderStatus.CANCELLED, "order.cancelled"),
+    Effect.EXPIRED: (OrderStatus.EXPIRED, "order.expired"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class LockedOrder:
+    """An order whose row this transaction holds, and the time."""
+
+    tenant_id: str
+    order_id: str
+    source_id: str
+    status: str
+    reason: str | None
+    amount: Decimal
+    currency: str
+    amount_paid: Decimal
+    amount_refunded: Decimal
+    expires_at: datetime | None
+    metadata: dict[str, Any]
+    event_count: int
+    now: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class Booked:
+    """What the books hold already about an operation: a ledger row, or a payment with the same provider transaction id."""
+
+    kind: str  # "ledger" or "payment"
+    order_id: str
+    amount: Decimal | None
+    currency: str | None
+    writer_id: UUID | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """The order moves: ledger row, new state, one event; with `paid`, a payment."""
+
+    status: OrderStatus
+    reason: str | None
+    event_type: str
+    paid: bool
+
+
+@dataclass(frozen=True, slots=True)
+class SecondPayment:
+    """Real money for an order that is paid: booked as unapplied, announced, and a person refunds it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Nothing:
+    """No order changes: the notification delivery ends here. `announced` is the event type that tells a person."""
+
+    outcome: DeliveryOutcome
+    reason: str | None = None
+    announced: str | None = None
+    alert: str | None = None
+
+
+Decision = Change | SecondPayment | Nothing
+
+
+def held(reason: str) -> Nothing:
+    """Confirmed, yet it does not fit: a person decides."""
+    return Nothing(DeliveryOutcome.HELD, reason, "notification.held")
+
+
+def decide(order: LockedOrder, verdict: Confirmed, source_id: str, booked: Booked | None) -> Decision:
+    """What happens to the order. `booked` is what an earlier write for the same operation left, None if there is nothing."""
+    if verdict.effect is Effect.UNKNOWN:
+        return held("unknown_status")
+    if verdict.effect is Effect.INFORMATIVE:
+        return Nothing(DeliveryOutcome.STALE)
+    if booked is not None:
+        return _booked_before(order, verdict, booked)
+    if order.source_id != source_id:
+        return held("source_mismatch")
+    if verdict.effect is Effect.PAID:
+        return _payment(order, verdict)
+    return _negative(order, verdict)
+
+
+def _booked_before(order: LockedOrder, verdict: Confirmed, booked: Booked) -> Decision:
+    same = booked.order_id == order.order_id and (booked.amount, booked.currency) == (verdict.amount, verdict.currency)
+    if same or (booked.kind == "ledger" and verdict.effect is not Effect.PAID):
+        return Nothing(DeliveryOutcome.DUPLICATE)
+    if booked.kind == "payment":
+        return held("payment_reference_reused")
+    return Nothing(DeliveryOutcome.CONFLICT, "amount", "notification.conflict", "other money for an applied operation")
+
+
+def _payment(order: LockedOrder, verdict: Confirmed) -> Decision:
+    if RANK[order.status] >= RANK[OrderStatus.PAID_ON_HOLD]:
+        return SecondPayment()
+    if verdict.currency != order.currency:
+        return held("currency")
+    if verdict.amount != order.amount:
+        return held("amount")
+    if verdict.risk:
+        return Change(OrderStatus.PAID_ON_HOLD, "risk", "order.paid_on_hold", paid=True)
+    if _closed_by_us(order) or _paid_after_expiry(order, verdict):
+        return Change(OrderStatus.PAID_ON_HOLD, "late_payment", "order.paid_on_hold", paid=True)
+    return Change(OrderStatus.PAID, None, "order.paid", paid=True)
+
+
+def _closed_by_us(order: LockedOrder) -> bool:
+    return order.status in {OrderStatus.CANCELLED, OrderStatus.EXPIRED} and order.reason in {"merchant", "expired"}
+
+
+def _paid_after_expiry(order: LockedOrder, verdict: Confirmed) -> bool:
+    return bool(order.expires_at and verdict.paid_at and verdict.paid_at > order.expires_at)
+
+
+def _negative(order: LockedOrder, verdict: Confirmed) -> Decision:
+    status, event_type = _CLOSES[verdict.effect]
+    if RANK[status] <= RANK[order.status]:
+        return Nothing(DeliveryOutcome.STALE)
+    return Change(status, "provider", event_type, paid=False)

@@ -1,0 +1,348 @@
+"""Apply: one transaction that writes the ledger row, the order, the payment, the events and the delivery's outcome, or nothing.
+
+1. Lock the order; where there is none, lock its slot and look again.
+2. Decide (a pure function, `decisions.decide`).
+3. Write what was decided in one statement, the ledger first and the rest joined to what it returned; stage the events; call `IPN_EFFECT`.
+
+A change is written without asking whether the operation is new: the ledger's primary key and the payments' unique key say when it is
+not, and then the transaction is run again, reading what is booked under the lock. A run that meets its own earlier commit ends as that.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from dataclasses import dataclass, replace
+from decimal import Decimal
+from typing import TYPE_CHECKING, Any, Final
+
+import psycopg
+from psycopg import errors as pg
+
+from ipn_gateway import decisions, events, ids, logs, outbox, outcomes
+from ipn_gateway.db import lost, refuse_silent_rollback
+from ipn_gateway.decisions import Booked, Change, LockedOrder, Nothing, SecondPayment
+from ipn_gateway.errors import ConfigurationError, GatewayError
+from ipn_gateway.models import DeliveryOutcome
+from ipn_gateway.orders import lock_slot
+from ipn_gateway.outcomes import Ending
+from ipn_gateway.providers.base import NEGATIVE, Confirmed, Effect
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+    from uuid import UUID
+
+    from ipn_gateway.clock import Clock
+    from ipn_gateway.db import Database, Transaction
+    from ipn_gateway.outcomes import Claimed
+
+EFFECT_TIMEOUT_SECONDS: Final = 5
+
+_SAYS_BOOKED: Final = {
+    ("processed_notifications", "processed_notifications_pkey"),
+    ("payments", "payments_provider_transaction_key"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Who writes: a notification delivery under its lease (`claimed`), or a question of the sweep."""
+
+    tenant_id: str
+    source_id: str
+    provider: str
+    writer_id: UUID
+    claimed: Claimed | None = None
+    asserted_effect: Effect | None = None
+    parking_over: bool = False
+    alert: str | None = None
+
+    @property
+    def kind(self) -> str:
+        """The ledger's word for it."""
+        return "notification" if self.claimed else "sweep"
+
+
+@dataclass(frozen=True, slots=True)
+class EffectNotification:
+    """What `IPN_EFFECT` is told about an applied operation."""
+
+    order_id: str
+    effect: str
+    status: str
+    previous_status: str
+    amount: Decimal | None
+    currency: str | None
+    operation_id: str
+    source: str
+    metadata: dict[str, Any]
+
+
+if TYPE_CHECKING:
+    EffectHook = Callable[[psycopg.AsyncConnection[Any], EffectNotification], Awaitable[None]]
+
+
+class EffectFailed(GatewayError):
+    """The merchant's IPN_EFFECT raised; everything was rolled back and is tried again."""
+
+
+class _BookedBefore(Exception):
+    """The ledger knows the operation: run again and read what is booked."""
+
+
+def load_effect(name: str | None) -> EffectHook | None:
+    """The merchant's coroutine function behind `module:object`. Raises `ConfigurationError`."""
+    if name is None:
+        return None
+    module, _, attribute = name.partition(":")
+    try:
+        found = getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ConfigurationError(f"IPN_EFFECT={name}: {type(error).__name__}: write module:object, importable from here.") from error
+    if not inspect.iscoroutinefunction(found):
+        raise ConfigurationError(f"IPN_EFFECT={name} is no coroutine function: write `async def effect(connection, notification)`.")
+    return found  # type: ignore[no-any-return]  # looked at above
+
+
+async def apply(db: Database, origin: Origin, verdict: Confirmed, effect: EffectHook | None = None) -> DeliveryOutcome:
+    """Apply a confirmed operation at most once; what the notification delivery ended as.
+
+    Raises `LeaseLost` when another worker holds the delivery, `EffectFailed` when the merchant's effect raised, and `Overloaded` when the
+    database could not take it; nothing is written then.
+    """
+    try:
+        return await db.rerun(_apply_once, db, origin, verdict, effect, careful=False)
+    except _BookedBefore:
+        pass
+    except pg.UniqueViolation as error:
+        if (error.diag.table_name, error.diag.constraint_name) not in _SAYS_BOOKED:
+            raise
+    return await db.rerun(_apply_once, db, origin, verdict, effect, careful=True)
+
+
+async def _apply_once(db: Database, origin: Origin, verdict: Confirmed, effect: EffectHook | None, *, careful: bool) -> DeliveryOutcome:
+    async with db.transaction("effects.apply") as tx:
+        order = await _lock_order(tx, origin.tenant_id, verdict.order_id)
+        if order is None:
+            return await _without_order(tx, db.clock, origin, verdict)
+        decision = decisions.decide(order, verdict, origin.source_id, None)
+        if careful or not isinstance(decision, Change):
+            booked = await _booked(tx, origin, verdict)
+            if booked and booked.writer_id == origin.writer_id and origin.claimed and (own := await outcomes.recorded(tx, origin.claimed)):
+                return own
+            decision = decisions.decide(order, verdict, origin.source_id, booked)
+        ending = _ending(origin, verdict, order, decision)
+        staged = []
+        if not isinstance(decision, Nothing):
+            await _book(tx, origin, verdict, order, decision, payment_id=ids.new(db.clock.now()))
+            staged.append(_order_event(verdict, order, origin.source_id, decision))
+        if origin.claimed:
+            await outcomes.end(tx, origin.claimed, ending)
+            staged += outcomes.announcement(origin.claimed, ending, order.now)
+        await outbox.stage(tx, db.clock, origin.tenant_id, staged)
+        if effect and isinstance(decision, Change):
+            await _merchant_effect(tx, effect, _told(origin, verdict, order, decision))
+    _report(origin, ending)
+    return ending.outcome
+
+
+ORDER: Final = """
+SELECT tenant_id, order_id, source_id, status, reason, amount, currency, amount_paid, amount_refunded, expires_at, metadata, event_count,
+       ipn_now() AS now
+  FROM orders WHERE tenant_id = %(tenant_id)s AND order_id = %(order_id)s FOR UPDATE
+"""
+
+
+async def _lock_order(tx: Transaction, tenant_id: str, order_id: str) -> LockedOrder | None:
+    """The order, locked. An order that is not there cannot be locked: its slot can, and then a new statement looks again."""
+    key = {"tenant_id": tenant_id, "order_id": order_id}
+    if order := await tx.one(LockedOrder, ORDER, key):
+        return order
+    await lock_slot(tx, tenant_id, order_id)
+    return await tx.one(LockedOrder, ORDER, key)
+
+
+async def _without_order(tx: Transaction, clock: Clock, origin: Origin, verdict: Confirmed) -> DeliveryOutcome:
+    """Parked until its order is created, or held when it has waited for the whole parking time. Under the slot's lock."""
+    if origin.claimed is None:
+        return DeliveryOutcome.PARKED
+    ending = _found(verdict, DeliveryOutcome.PARKED)
+    if not origin.parking_over:
+        await outcomes.park(tx, origin.claimed, ending)
+    else:
+        ending = ending.because(DeliveryOutcome.HELD, "order_unknown")
+        await outcomes.end(tx, origin.claimed, ending)
+        now = await tx.value("SELECT ipn_now()")
+        await outbox.stage(tx, clock, origin.tenant_id, outcomes.announcement(origin.claimed, ending, now))
+    outcomes.report(origin.claimed, ending)
+    return ending.outcome
+
+
+async def _booked(tx: Transaction, origin: Origin, verdict: Confirmed) -> Booked | None:
+    """What is booked for the operation, read after the lock: its ledger row, else a payment of the same provider transaction."""
+    return await tx.one(
+        Booked,
+        """(SELECT 'ledger' AS kind, order_id, amount, currency, writer_id FROM processed_notifications
+             WHERE tenant_id = %(tenant_id)s AND source_id = %(source_id)s AND operation_id = %(operation_id)s AND effect = %(effect)s)
+           UNION ALL
+           (SELECT 'payment', order_id, amount, currency, NULL FROM payments
+             WHERE tenant_id = %(tenant_id)s AND provider = %(provider)s AND account_id = %(account_id)s AND %(effect)s = 'paid'
+               AND provider_transaction_id = %(provider_transaction_id)s)
+           LIMIT 1""",
+        _operation(origin, verdict),
+    )
+
+
+def _operation(origin: Origin, verdict: Confirmed) -> dict[str, Any]:
+    return {
+        "tenant_id": origin.tenant_id,
+        "source_id": origin.source_id,
+        "provider": origin.provider,
+        "account_id": verdict.account,
+        "operation_id": verdict.operation_id,
+        "effect": str(verdict.effect),
+        "order_id": verdict.order_id,
+        "amount": verdict.amount,
+        "currency": verdict.currency,
+        "provider_transaction_id": verdict.provider_transaction_id or verdict.operation_id,
+    }
+
+
+def _found(verdict: Confirmed, outcome: DeliveryOutcome, reason: str | None = None) -> Ending:
+    known = verdict.effect not in {Effect.UNKNOWN, Effect.INFORMATIVE}
+    return Ending(
+        outcome,
+        reason,
+        order_id=verdict.order_id,
+        operation_id=verdict.operation_id,
+        effect=str(verdict.effect) if known else None,
+        amount=verdict.amount,
+        currency=verdict.currency,
+        answer=verdict.answer,
+    )
+
+
+def _ending(origin: Origin, verdict: Confirmed, order: LockedOrder, decision: decisions.Decision) -> Ending:
+    """The outcome of the delivery that brought it, with what the order expected beside what the provider confirmed."""
+    match decision:
+        case Change():
+            ending = _found(verdict, DeliveryOutcome.APPLIED)
+        case SecondPayment():
+            ending = _found(verdict, DeliveryOutcome.CONFLICT, "second_payment")
+        case Nothing(outcome=DeliveryOutcome.DUPLICATE) if origin.asserted_effect in NEGATIVE and verdict.effect is Effect.PAID:
+            ending = _found(verdict, DeliveryOutcome.STALE)  # a negative whose payment is applied says nothing new
+        case Nothing():
+            ending = _found(verdict, decision.outcome, decision.reason)
+    alert = getattr(decision, "alert", None) or (origin.alert if ending.outcome is DeliveryOutcome.DUPLICATE else None)
+    return replace(ending, alert=alert, expected_amount=order.amount, expected_currency=order.currency)
+
+
+_BOOK = """
+WITH ledger AS (
+    INSERT INTO processed_notifications
+           (tenant_id, source_id, operation_id, effect, order_id, amount, currency, booked, origin, writer_id)
+    VALUES (%(tenant_id)s, %(source_id)s, %(operation_id)s, %(effect)s, %(order_id)s, %(amount)s, %(currency)s, %(booked)s, %(origin)s,
+            %(writer_id)s)
+    ON CONFLICT ON CONSTRAINT processed_notifications_pkey DO NOTHING
+    RETURNING operation_id
+), payment AS (
+    INSERT INTO payments (tenant_id, id, order_id, source_id, provider, account_id, provider_transaction_id, operation_id, status, amount,
+                          currency, settled_amount, settled_currency, net_amount, paid_at)
+    SELECT %(tenant_id)s, %(payment_id)s, %(order_id)s, %(source_id)s, %(provider)s, %(account_id)s, %(provider_transaction_id)s,
+           operation_id, %(booked)s, %(amount)s, %(currency)s, %(settled_amount)s, %(settled_currency)s, %(net_amount)s, %(paid_at)s
+      FROM ledger WHERE %(effect)s = 'paid'
+), changed AS (
+    UPDATE orders SET status = %(status)s, reason = %(reason)s, amount_paid = amount_paid + %(amount_added)s,
+                      event_count = event_count + 1, updated_at = ipn_now()
+      FROM ledger WHERE orders.tenant_id = %(tenant_id)s AND orders.order_id = %(order_id)s
+), swept AS (
+    DELETE FROM sweeps USING ledger WHERE %(effect)s = 'paid' AND tenant_id = %(tenant_id)s AND order_id = %(order_id)s
+)
+SELECT count(*) FROM ledger
+"""
+
+
+async def _book(
+    tx: Transaction, origin: Origin, verdict: Confirmed, order: LockedOrder, decision: Change | SecondPayment, *, payment_id: UUID
+) -> None:
+    """Ledger row, payment and order in one statement. Raises `_BookedBefore` when the ledger knows the operation."""
+    status, reason, added = _after(order, verdict, decision)
+    row = _operation(origin, verdict) | {
+        "origin": origin.kind,
+        "writer_id": origin.writer_id,
+        "booked": "applied" if isinstance(decision, Change) else "unapplied",
+        "payment_id": payment_id,
+        "settled_amount": verdict.settled_amount,
+        "settled_currency": verdict.settled_currency,
+        "net_amount": verdict.net_amount,
+        "paid_at": verdict.paid_at,
+        "status": status,
+        "reason": reason,
+        "amount_added": added,
+    }
+    if await tx.value(_BOOK, row) == 0:
+        raise _BookedBefore
+
+
+def _after(order: LockedOrder, verdict: Confirmed, decision: Change | SecondPayment) -> tuple[str, str | None, Decimal]:
+    """The order's status and reason after the decision, and what is added to its amount_paid."""
+    if isinstance(decision, SecondPayment):
+        return order.status, order.reason, Decimal()
+    return str(decision.status), decision.reason, verdict.amount if decision.paid and verdict.amount else Decimal()
+
+
+def _order_event(verdict: Confirmed, order: LockedOrder, source_id: str, decision: Change | SecondPayment) -> events.NewEvent:
+    """The event of a ledger row: its cause is the ledger's key."""
+    event_type = decision.event_type if isinstance(decision, Change) else "order.overpaid"
+    status, reason, added = _after(order, verdict, decision)
+    cause = (source_id, verdict.operation_id, str(verdict.effect))
+    return outbox.order_event(order, event_type, cause, status=status, reason=reason, added=added, verdict=verdict)
+
+
+def _told(origin: Origin, verdict: Confirmed, order: LockedOrder, decision: Change) -> EffectNotification:
+    return EffectNotification(
+        order_id=order.order_id,
+        effect=str(verdict.effect),
+        status=str(decision.status),
+        previous_status=order.status,
+        amount=verdict.amount,
+        currency=verdict.currency,
+        operation_id=verdict.operation_id,
+        source=origin.source_id,
+        metadata=order.metadata,
+    )
+
+
+async def _merchant_effect(tx: Transaction, effect: EffectHook, told: EffectNotification) -> None:
+    """Call the merchant's effect under a statement limit. A deadlock or a lost connection is ours to run again; the rest is its failure.
+
+    Its deferred constraints are checked here and not at COMMIT, and a transaction that it broke or ended is its failure too.
+    """
+    await tx.execute(f"SET LOCAL statement_timeout = '{EFFECT_TIMEOUT_SECONDS}s'")
+    try:
+        await effect(tx.connection, told)
+        await tx.execute("SET CONSTRAINTS ALL IMMEDIATE")
+        refuse_silent_rollback(tx.connection)
+    except (pg.SerializationFailure, pg.DeadlockDetected):
+        raise
+    except Exception as error:
+        if lost(error, tx.connection):
+            raise
+        raise EffectFailed(error_class=type(error).__name__, operation_id=told.operation_id) from error
+
+
+def _report(origin: Origin, ending: Ending) -> None:
+    if origin.claimed:
+        outcomes.report(origin.claimed, ending)
+        return
+    logs.count(f"sweeps.{ending.outcome}")
+    log = logs.get("sweep")
+    write = log.error if ending.outcome in outcomes.WAITING_FOR_A_PERSON else log.info
+    write(
+        "sweep.found",
+        source=origin.source_id,
+        order_id=ending.order_id,
+        operation_id=ending.operation_id,
+        outcome=str(ending.outcome),
+        reason=ending.reason,
+    )

@@ -1,0 +1,210 @@
+"""Endpoints: subscribers' URLs with filter, limits and signing secrets. Their health is kept apart, in `endpoint_states`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final
+
+from ipn_gateway import audit, ids, signing
+from ipn_gateway.errors import NotFound, StateConflict
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from datetime import datetime
+    from decimal import Decimal
+    from uuid import UUID
+
+    from ipn_gateway.db import Database, Transaction
+    from ipn_gateway.vault import Vault
+
+MAX_IN_FLIGHT_DEFAULT: Final = 10
+OVERLAP_SECONDS_DEFAULT: Final = 86_400
+OVERLAP_SECONDS_MAX: Final = 30 * 86_400
+SECRETS_MAX: Final = 5
+"""Signing secrets that are active at once: each one adds a signature to every attempt."""
+
+
+@dataclass(frozen=True, slots=True)
+class NewEndpoint:
+    """A subscription, checked at the edge: `url` by `addresses.check_endpoint_url`, `events` against the catalogue."""
+
+    url: str
+    events: Sequence[str]
+    description: str = ""
+    max_in_flight: int = MAX_IN_FLIGHT_DEFAULT
+    rate_per_second: Decimal | None = None
+    ordered: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class CreatedSecret:
+    """A new signing secret: the only time that it is readable."""
+
+    endpoint_id: UUID
+    secret: str = field(repr=False)
+
+
+async def create(db: Database, vault: Vault, tenant_id: str, new: NewEndpoint, *, secret_bytes: bytes, actor: str) -> CreatedSecret:
+    """Subscribe a URL; events staged from then on go to it. `secret_bytes` are 32 random ones."""
+    now = db.clock.now()
+    endpoint_id = ids.new(now)
+    secret = signing.new_secret(secret_bytes)
+    async with db.transaction("endpoints.create") as tx:
+        await tx.execute(
+            """INSERT INTO endpoints (tenant_id, id, url, events, description, max_in_flight, rate_per_second, ordered)
+               VALUES (%(tenant_id)s, %(id)s, %(url)s, %(events)s, %(description)s, %(max_in_flight)s, %(rate_per_second)s, %(ordered)s)""",
+            {
+                "tenant_id": tenant_id,
+                "id": endpoint_id,
+                "url": new.url,
+                "events": list(new.events),
+                "description": new.description,
+                "max_in_flight": new.max_in_flight,
+                "rate_per_second": new.rate_per_second,
+                "ordered": new.ordered,
+            },
+        )
+        await _insert_secret(tx, vault, tenant_id, endpoint_id, secret=secret, now=now)
+        await _note(tx, tenant_id, endpoint_id, "create", actor=actor, now=now)
+    return CreatedSecret(endpoint_id, secret)
+
+
+CHANGEABLE: Final = ("url", "events", "description", "max_in_flight", "rate_per_second", "ordered")
+
+
+async def patch(db: Database, tenant_id: str, endpoint_id: UUID, changes: Mapping[str, Any], *, actor: str) -> None:
+    """Change some of `CHANGEABLE`, checked at the edge. Raises `NotFound`."""
+    assert set(changes) <= set(CHANGEABLE)  # noqa: S101 - names become SQL below
+    async with db.transaction("endpoints.patch") as tx:
+        await _lock(tx, tenant_id, endpoint_id)
+        if changes:
+            assignments = ", ".join(f"{name} = %({name})s" for name in changes)
+            await tx.execute(
+                f"UPDATE endpoints SET {assignments} WHERE tenant_id = %(tenant_id)s AND id = %(id)s",
+                {"tenant_id": tenant_id, "id": endpoint_id, **changes},
+            )
+            await _note(tx, tenant_id, endpoint_id, "patch", actor=actor, now=db.clock.now(), details={"changed": sorted(changes)})
+
+
+async def delete(db: Database, tenant_id: str, endpoint_id: UUID, *, actor: str) -> int:
+    """Take the endpoint away for good; how many pending event deliveries were cancelled. Raises `NotFound`.
+
+    The fence of what is being sent is raised, so that its late outcome is not written over `cancelled`.
+    """
+    async with db.transaction("endpoints.delete") as tx:
+        await _lock(tx, tenant_id, endpoint_id)
+        await tx.execute(
+            "UPDATE endpoints SET deleted_at = ipn_now() WHERE tenant_id = %(tenant_id)s AND id = %(id)s",
+            {"tenant_id": tenant_id, "id": endpoint_id},
+        )
+        cancelled = await tx.execute(
+            """UPDATE event_deliveries SET status = 'cancelled', next_attempt_at = NULL, lease_expires_at = NULL, fence = fence + 1
+                WHERE tenant_id = %(tenant_id)s AND endpoint_id = %(id)s AND next_attempt_at IS NOT NULL""",
+            {"tenant_id": tenant_id, "id": endpoint_id},
+        )
+        await _note(tx, tenant_id, endpoint_id, "delete", actor=actor, now=db.clock.now(), details={"cancelled": cancelled})
+    return cancelled
+
+
+async def enable(db: Database, tenant_id: str, endpoint_id: UUID, *, actor: str, reason: str | None = None) -> None:
+    """Send to it again: what waited is due at once, oldest first. One that is enabled already stays as it is. Raises `NotFound`."""
+    async with db.transaction("endpoints.enable") as tx:
+        if await _lock(tx, tenant_id, endpoint_id) == "enabled":
+            return
+        row = {"tenant_id": tenant_id, "id": endpoint_id}
+        await tx.execute(
+            """UPDATE endpoints SET status = 'enabled', disabled_reason = NULL, disabled_at = NULL
+                WHERE tenant_id = %(tenant_id)s AND id = %(id)s""",
+            row,
+        )
+        await tx.execute("DELETE FROM endpoint_states WHERE tenant_id = %(tenant_id)s AND endpoint_id = %(id)s", row)
+        await tx.execute(  # due since it was made: the order in which due ones are taken is then that of age
+            """UPDATE event_deliveries SET next_attempt_at = least(next_attempt_at, created_at)
+                WHERE tenant_id = %(tenant_id)s AND endpoint_id = %(id)s AND next_attempt_at IS NOT NULL
+                  AND (lease_expires_at IS NULL OR lease_expires_at <= ipn_now())""",
+            row,
+        )
+        await _note(tx, tenant_id, endpoint_id, "enable", actor=actor, now=db.clock.now(), reason=reason)
+
+
+async def rotate_secret(
+    db: Database, vault: Vault, tenant_id: str, endpoint_id: UUID, *, overlap_seconds: float, secret_bytes: bytes, actor: str
+) -> CreatedSecret:
+    """Give the endpoint a new signing secret; the old ones sign beside it for `overlap_seconds` (0 to 30 days), 0 drops them at once.
+
+    Raises `NotFound`, and `StateConflict` when too many would be active.
+    """
+    now = db.clock.now()
+    secret = signing.new_secret(secret_bytes)
+    async with db.transaction("endpoints.rotate_secret") as tx:
+        await _lock(tx, tenant_id, endpoint_id)
+        kept = await tx.execute(_EXPIRE_SECRETS, {"tenant_id": tenant_id, "id": endpoint_id, "overlap": overlap_seconds})
+        if overlap_seconds > 0 and kept >= SECRETS_MAX:
+            raise StateConflict(f"{kept} secrets are active; wait until one expires, or rotate with overlap_seconds 0.")
+        await _insert_secret(tx, vault, tenant_id, endpoint_id, secret=secret, now=now)
+        await _note(tx, tenant_id, endpoint_id, "rotate_secret", actor=actor, now=now, details={"overlap_seconds": overlap_seconds})
+    return CreatedSecret(endpoint_id, secret)
+
+
+_EXPIRE_SECRETS = """
+UPDATE endpoint_secrets SET expires_at = least(expires_at, ipn_now() + %(overlap)s * interval '1 second')
+ WHERE tenant_id = %(tenant_id)s AND endpoint_id = %(id)s AND (expires_at IS NULL OR expires_at > ipn_now())
+"""
+
+
+async def active_secrets(tx: Transaction, vault: Vault, tenant_id: str, endpoint_ids: Sequence[UUID]) -> dict[UUID, list[str]]:
+    """The signing secrets of each endpoint, newest first."""
+    rows = await tx.all(
+        dict,
+        """SELECT endpoint_id, ciphertext FROM endpoint_secrets
+            WHERE tenant_id = %(tenant_id)s AND endpoint_id = ANY(%(ids)s) AND (expires_at IS NULL OR expires_at > ipn_now())
+            ORDER BY created_at DESC, id DESC""",
+        {"tenant_id": tenant_id, "ids": list(endpoint_ids)},
+    )
+    found: dict[UUID, list[str]] = {endpoint_id: [] for endpoint_id in endpoint_ids}
+    for row in rows:
+        found[row["endpoint_id"]].append(vault.unseal(row["ciphertext"]).decode())
+    return found
+
+
+async def disable(tx: Transaction, tenant_id: str, endpoint_id: UUID, reason: str) -> datetime | None:
+    """Stop sending to it; the moment, which is part of the cause of `endpoint.disabled`, or None when it is not enabled any more."""
+    moment: datetime | None = await tx.value(
+        """UPDATE endpoints SET status = 'disabled', disabled_reason = %(reason)s, disabled_at = ipn_now()
+            WHERE tenant_id = %(tenant_id)s AND id = %(id)s AND status = 'enabled' AND deleted_at IS NULL RETURNING disabled_at""",
+        {"tenant_id": tenant_id, "id": endpoint_id, "reason": reason},
+    )
+    return moment
+
+
+async def _lock(tx: Transaction, tenant_id: str, endpoint_id: UUID) -> str:
+    status: str | None = await tx.value(
+        "SELECT status FROM endpoints WHERE tenant_id = %(tenant_id)s AND id = %(id)s AND deleted_at IS NULL FOR UPDATE",
+        {"tenant_id": tenant_id, "id": endpoint_id},
+    )
+    if status is None:
+        raise NotFound
+    return status
+
+
+async def _insert_secret(tx: Transaction, vault: Vault, tenant_id: str, endpoint_id: UUID, *, secret: str, now: datetime) -> None:
+    await tx.execute(
+        """INSERT INTO endpoint_secrets (tenant_id, id, endpoint_id, ciphertext)
+           VALUES (%(tenant_id)s, %(id)s, %(endpoint_id)s, %(ciphertext)s)""",
+        {"tenant_id": tenant_id, "id": ids.new(now), "endpoint_id": endpoint_id, "ciphertext": vault.seal(secret.encode())},
+    )
+
+
+async def _note(
+    tx: Transaction,
+    tenant_id: str,
+    endpoint_id: UUID,
+    verb: str,
+    *,
+    actor: str,
+    now: datetime,
+    reason: str | None = None,
+    details: Mapping[str, Any] | None = None,
+) -> None:
+    target = ids.show(ids.ENDPOINT, endpoint_id)
+    await audit.record(tx, tenant_id, actor=actor, action=f"endpoint.{verb}", target=target, now=now, reason=reason, details=details)

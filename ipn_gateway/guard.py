@@ -1,0 +1,165 @@
+"""How connections out are made: the resolver with the guard in it, and one client per policy.
+
+A client follows no redirect, keeps no cookie, unpacks nothing, reads no proxy from the environment, verifies TLS always and repeats
+nothing by itself. Each policy has a connector of its own, because a kept connection is used again without asking the resolver: what
+one policy opened the other must not get.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+import ssl
+from concurrent.futures import ThreadPoolExecutor
+from contextvars import ContextVar
+from http.cookiejar import CookieJar, DefaultCookiePolicy
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Final
+
+import aiohttp
+import certifi
+import httpx
+from aiohttp.abc import AbstractResolver, ResolveResult
+from httpx_aiohttp import AiohttpTransport
+
+from ipn_gateway import __version__
+from ipn_gateway.addresses import AddressBlocked, is_allowed
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from aiohttp.connector import Connection
+
+HEADERS: Final = MappingProxyType({"User-Agent": f"ipn-gateway/{__version__}", "Accept-Encoding": "identity"})
+CONNECT_TIMEOUT_SECONDS: Final = 5.0
+"""Limit of the look-up, the connection and the TLS handshake together; the total deadline holds beside it."""
+
+LOOKUPS_MAX: Final = 64
+"""How many names are looked up at once."""
+
+
+class Broken(aiohttp.ClientConnectionError):
+    """The connection broke after it was made; the request may have been received."""
+
+
+class SystemResolver(AbstractResolver):
+    """`getaddrinfo` in threads of its own, once at a time for a name: names whose servers hang must not hold up everybody's."""
+
+    def __init__(self, look_up: Callable[..., list[Any]] = socket.getaddrinfo) -> None:
+        self._look_up = look_up
+        self._threads = ThreadPoolExecutor(LOOKUPS_MAX, thread_name_prefix="resolver")
+        self._running: dict[tuple[str, int, int], asyncio.Future[list[Any]]] = {}
+
+    async def resolve(self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_UNSPEC) -> list[ResolveResult]:
+        """The numeric addresses of a name. Raises OSError where there are none."""
+        infos = await asyncio.shield(self._shared(host, port, family))
+        return [
+            ResolveResult(hostname=host, host=address[0], port=address[1], family=kind, proto=proto, flags=socket.AI_NUMERICHOST)
+            for kind, _, proto, _, address in infos
+        ]
+
+    def _shared(self, host: str, port: int, family: socket.AddressFamily) -> asyncio.Future[list[Any]]:
+        key = (host, port, family)
+        if (running := self._running.get(key)) is None:
+            arguments = (host, port, family, socket.SOCK_STREAM, 0, socket.AI_ADDRCONFIG)
+            running = asyncio.get_running_loop().run_in_executor(self._threads, self._look_up, *arguments)
+            self._running[key] = running
+            running.add_done_callback(lambda done: self._ended(key, done))
+        return running
+
+    def _ended(self, key: tuple[str, int, int], done: asyncio.Future[list[Any]]) -> None:
+        del self._running[key]
+        if not done.cancelled():
+            done.exception()  # nobody may be waiting any more: then it is nobody's
+
+    async def close(self) -> None:
+        """Let the threads end; one that hangs in the system is not waited for."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+
+class Guard(AbstractResolver):
+    """Passes on only addresses that the policy allows. The connector connects to what comes out of here: vetted is connected."""
+
+    def __init__(self, resolver: AbstractResolver, *, allow_loopback: bool) -> None:
+        self._resolver = resolver
+        self._allow_loopback = allow_loopback
+
+    async def resolve(self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_UNSPEC) -> list[ResolveResult]:
+        """The allowed addresses of a name. Raises AddressBlocked, which is no OSError, when it has others only."""
+        try:
+            found = await self._resolver.resolve(host, port, family)
+        except UnicodeError as error:  # getaddrinfo's word for a name that cannot be encoded
+            raise socket.gaierror(socket.EAI_NONAME, "not a name") from error
+        allowed = [result for result in found if is_allowed(result["host"], allow_loopback=self._allow_loopback)]
+        if not found:
+            raise socket.gaierror(socket.EAI_NONAME, "no address")
+        if not allowed:
+            raise AddressBlocked(host=host)
+        return allowed
+
+    async def close(self) -> None:
+        """The resolver behind is its owner's to close."""
+
+
+peer_addresses: ContextVar[list[str]] = ContextVar("peer")
+"""Where a response notes whom it is connected to; read also when no answer comes."""
+
+
+class _Response(aiohttp.ClientResponse):
+    async def start(self, connection: Connection) -> aiohttp.ClientResponse:
+        peer = connection.transport.get_extra_info("peername") if connection.transport else None
+        if peer and (noted := peer_addresses.get(None)) is not None:
+            noted.append(peer[0])
+        return await super().start(connection)
+
+
+async def _never_repeat(request: aiohttp.ClientRequest, handler: aiohttp.ClientHandlerType) -> aiohttp.ClientResponse:
+    """A GET is sent once more by aiohttp when the connection breaks, even if the first was received; some providers refund by GET."""
+    try:
+        return await handler(request)
+    except aiohttp.ClientConnectorError:
+        raise
+    except (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError) as error:
+        raise Broken from error
+
+
+def delivery_session(tls: ssl.SSLContext, guard: Guard) -> aiohttp.ClientSession:  # noqa: TID251 - its home
+    """A client for endpoints: any number of connections, since slots limit what is in flight."""
+    return aiohttp.ClientSession(  # noqa: TID251 - its home
+        connector=aiohttp.TCPConnector(resolver=guard, use_dns_cache=False, ssl=tls, limit=0),
+        cookie_jar=aiohttp.DummyCookieJar(),
+        headers=HEADERS,
+        auto_decompress=False,
+        trust_env=False,
+        response_class=_Response,
+        middlewares=(_never_repeat,),
+    )
+
+
+def provider_client(tls: ssl.SSLContext, guard: Guard) -> httpx.AsyncClient:  # noqa: TID251 - its home
+    """A client for providers: httpx's API over a session like the above. Its total deadline is the caller's."""
+    logging.getLogger("httpx").addFilter(_without_query)
+    return httpx.AsyncClient(  # noqa: TID251 - its home
+        transport=AiohttpTransport(verify=tls, client=delivery_session(tls, guard)),
+        headers=HEADERS,
+        cookies=CookieJar(DefaultCookiePolicy(allowed_domains=())),
+        timeout=httpx.Timeout(None, connect=CONNECT_TIMEOUT_SECONDS, pool=CONNECT_TIMEOUT_SECONDS),
+        follow_redirects=False,
+        trust_env=False,
+    )
+
+
+def trusted() -> ssl.SSLContext:
+    """The system's certificates and certifi's: a slim image may have none, and a company's own are in the system's."""
+    context = ssl.create_default_context()
+    context.load_verify_locations(certifi.where())
+    context.set_alpn_protocols(["http/1.1"])
+    return context
+
+
+def _without_query(record: logging.LogRecord) -> bool:
+    """The URL of each request is logged by httpx; ours carry credentials in the query."""
+    if isinstance(record.args, tuple):
+        record.args = tuple(part.copy_with(query=None) if isinstance(part, httpx.URL) else part for part in record.args)
+    return True

@@ -1,0 +1,222 @@
+"""Receive: keep the bytes before trusting them. When `receive` returns, the notification delivery is durable.
+
+Refused ones (forged, malformed) are kept up to a rate per source and address, beyond it counted and sampled: an open endpoint must not
+fill the disk. A wrong hash may only be a changed password, so one that names a known unpaid order is kept beyond the rate too.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import OrderedDict
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from psycopg.types.json import Jsonb
+
+from ipn_gateway import ids, logs
+from ipn_gateway.errors import GatewayError, MalformedNotification, SignatureInvalid, UnsupportedMediaType
+from ipn_gateway.models import UNPAID
+from ipn_gateway.providers.base import Assertion, Effect, InboundRequest, Malformed, Proof
+
+if TYPE_CHECKING:
+    from uuid import UUID
+
+    from ipn_gateway.clock import Clock
+    from ipn_gateway.db import Database
+    from ipn_gateway.sources import SourceAccount, Sources
+
+BODY_BYTES_MAX: Final = 64 * 1024
+TEXT_LENGTH_MAX: Final = 255
+REFUSED_BURST: Final = 300  # refused ones of one source and address that are kept at once …
+REFUSED_PER_SECOND: Final = 5.0  # … and then as many each second
+REFUSED_SAMPLE: Final = 100  # beyond that, one of so many is kept
+REFUSED_PER_ORDER: Final = 100  # and this many that name one unpaid order
+ADDRESSES_MAX: Final = 10_000
+NOT_STORED_HEADERS: Final = frozenset({"authorization", "cookie", "proxy-authorization", "x-api-key"})
+
+
+@dataclass(frozen=True, slots=True)
+class Receipt:
+    """What the sender is told: the delivery's id (None when a refused one was only counted), and the error to answer, if any."""
+
+    delivery_id: UUID | None
+    error: GatewayError | None = None
+
+
+class Floods:
+    """A token bucket per source and address, in this process; bounded, the address not seen for longest goes first."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._buckets: OrderedDict[tuple[str, str], tuple[float, float]] = OrderedDict()
+        self._beyond = 0
+
+    def within(self, source: str, address: str | None) -> bool:
+        """Whether one more refused delivery is within the rate; takes a token when it is."""
+        now = self._clock.monotonic_seconds()
+        key = (source, address or "")
+        tokens, at = self._buckets.pop(key, (float(REFUSED_BURST), now))
+        tokens = min(REFUSED_BURST, tokens + (now - at) * REFUSED_PER_SECOND)
+        allowed = tokens >= 1
+        self._buckets[key] = (tokens - allowed, now)
+        if len(self._buckets) > ADDRESSES_MAX:
+            self._buckets.popitem(last=False)
+        return allowed
+
+    def sampled(self) -> bool:
+        """Whether this one beyond the rate is kept as a sample."""
+        self._beyond += 1
+        return self._beyond % REFUSED_SAMPLE == 1
+
+
+@dataclass(frozen=True, slots=True)
+class _Reading:
+    """What was made of the bytes before anything is stored."""
+
+    proof: str
+    assertion: Assertion | None = None
+    malformed: Malformed | None = None
+
+    @property
+    def outcome(self) -> str:
+        if self.malformed:
+            return "malformed"
+        return "rejected" if self.proof == Proof.REFUSED else "received"
+
+    @property
+    def reason(self) -> str | None:
+        if self.malformed:
+            return self.malformed.reason
+        return "signature" if self.proof == Proof.REFUSED else None
+
+    @property
+    def order_id(self) -> str | None:
+        return (self.assertion or self.malformed).order_id if self.assertion or self.malformed else None  # type: ignore[union-attr]
+
+    @property
+    def error(self) -> GatewayError | None:
+        if self.malformed:
+            wrong = UnsupportedMediaType if self.malformed.reason == "media_type" else MalformedNotification
+            return wrong(self.malformed.detail)
+        return SignatureInvalid() if self.proof == Proof.REFUSED else None
+
+
+async def receive(
+    db: Database,
+    sources: Sources,
+    floods: Floods,
+    source: SourceAccount,
+    request: InboundRequest,
+    *,
+    via: str = "ipn",
+    remote_address: str | None = None,
+) -> Receipt:
+    """Read, prove locally, store, commit. Owns its transaction; raises `Overloaded` when nothing could be stored."""
+    reading = await _read(sources, source, request)
+    delivery_id = ids.new(db.clock.now())
+    row = _row(source, request, reading, delivery_id, via=via, remote_address=remote_address)
+    refused = reading.outcome != "received"
+    beyond = refused and not floods.within(source.name, remote_address) and not floods.sampled()
+    stored = await db.rerun(_store_once, db, row, only_if_unpaid=beyond)
+    _report(source, reading, delivery_id, via, stored=stored)
+    return Receipt(delivery_id if stored else None, reading.error)
+
+
+async def _read(sources: Sources, source: SourceAccount, request: InboundRequest) -> _Reading:
+    said = source.provider.assertions(request)
+    if isinstance(said, Malformed):
+        return _Reading("none", malformed=said)
+    proof = source.provider.authenticate(request, source.configs)
+    if proof is Proof.REFUSED and (fresh := await sources.reload(source.name)):
+        proof = source.provider.authenticate(request, fresh.configs)  # the password may have been replaced a moment ago
+    return _Reading(str(proof), assertion=said[0])
+
+
+def _row(
+    source: SourceAccount, request: InboundRequest, reading: _Reading, delivery_id: UUID, *, via: str, remote_address: str | None
+) -> dict[str, Any]:
+    assertion = reading.assertion
+    status = assertion.status if assertion else reading.malformed.status if reading.malformed else None
+    effect = assertion.effect if assertion and assertion.effect not in {Effect.UNKNOWN, Effect.INFORMATIVE} else None
+    return {
+        "tenant_id": source.tenant_id,
+        "id": delivery_id,
+        "source_id": source.name,
+        "provider": source.provider.name,
+        "via": via,
+        "remote_address": remote_address,
+        "query": storable(request.query, BODY_BYTES_MAX),
+        "headers": Jsonb(
+            [[name, "[left out]" if name in NOT_STORED_HEADERS else storable(value, BODY_BYTES_MAX)] for name, value in request.headers]
+        ),
+        "raw_body": request.body,
+        "sha256": hashlib.sha256(request.body).digest(),
+        "proof": reading.proof,
+        "proved": reading.proof == Proof.PROVED,
+        "provider_delivery_id": storable(assertion.provider_delivery_id) if assertion else None,
+        "order_id": storable(reading.order_id),
+        "operation_id": storable(assertion.operation_id) if assertion else None,
+        "effect": effect,
+        "asserted_status": storable(status),
+        "outcome": reading.outcome,
+        "reason": reading.reason,
+        "alerts": Jsonb(list(assertion.alerts)) if assertion and assertion.alerts else None,
+        "refused_per_order": REFUSED_PER_ORDER,
+        "unpaid": [str(status) for status in UNPAID],
+    }
+
+
+def storable(text: str | None, length_max: int = TEXT_LENGTH_MAX) -> str | None:
+    """Text that PostgreSQL takes and a person can read: NUL becomes ␀, undecodable bytes ?, cut at `length_max` characters."""
+    if text is None:
+        return None
+    return text.replace("\x00", "␀").encode("utf-8", "replace").decode()[:length_max]
+
+
+_STORE = """
+WITH delivery AS (
+    INSERT INTO notification_deliveries
+           (tenant_id, id, source_id, provider, via, remote_address, query, headers, raw_body, sha256, proof, provider_delivery_id,
+            order_id, operation_id, effect, asserted_status, outcome, reason, decided_at, alerts)
+    VALUES (%(tenant_id)s, %(id)s, %(source_id)s, %(provider)s, %(via)s, %(remote_address)s, %(query)s, %(headers)s, %(raw_body)s,
+            %(sha256)s, %(proof)s, %(provider_delivery_id)s, %(order_id)s, %(operation_id)s, %(effect)s, %(asserted_status)s, %(outcome)s,
+            %(reason)s, CASE WHEN %(outcome)s <> 'received' THEN ipn_now() END, %(alerts)s)
+    ON CONFLICT ON CONSTRAINT notification_deliveries_pkey DO NOTHING
+    RETURNING tenant_id, id, source_id, order_id, operation_id, received_at
+)
+INSERT INTO inbox (tenant_id, notification_delivery_id, source_id, order_id, operation_id, proved, received_at, due_at)
+SELECT tenant_id, id, source_id, order_id, operation_id, %(proved)s, received_at, received_at
+  FROM delivery WHERE %(outcome)s = 'received'
+"""
+
+_ONE_MORE_REFUSED = """
+UPDATE order_slots SET refused_count = refused_count + 1
+ WHERE tenant_id = %(tenant_id)s AND order_id = %(order_id)s AND refused_count < %(refused_per_order)s
+   AND EXISTS (SELECT FROM orders WHERE orders.tenant_id = order_slots.tenant_id AND orders.order_id = order_slots.order_id
+                  AND status = ANY(%(unpaid)s))
+"""
+
+
+async def _store_once(db: Database, row: dict[str, Any], *, only_if_unpaid: bool) -> bool:
+    """Insert the delivery and its open work. Its id is ours and the whole key, so a run after a lost COMMIT finds its own row."""
+    async with db.transaction("notifications.receive") as tx:
+        if only_if_unpaid and await tx.execute(_ONE_MORE_REFUSED, row) == 0:
+            return False
+        await tx.execute(_STORE, row)
+    return True
+
+
+def _report(source: SourceAccount, reading: _Reading, delivery_id: UUID, via: str, *, stored: bool) -> None:
+    logs.count(f"notifications.{reading.outcome}" if stored else "notifications.refused_beyond_rate")
+    logs.get("listener").info(
+        "notification.received",
+        notification_delivery_id=ids.show(ids.NOTIFICATION_DELIVERY, delivery_id),
+        source=source.name,
+        via=via,
+        order_id=storable(reading.order_id),
+        proof=reading.proof,
+        outcome=reading.outcome,
+        reason=reading.reason,
+        stored=stored,
+        alerts=list(reading.assertion.alerts) if reading.assertion else [],
+    )

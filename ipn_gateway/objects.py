@@ -1,0 +1,198 @@
+"""The objects that customers see: names and types of their members. What is read into them is in `views`."""
+
+from datetime import UTC, datetime
+from typing import Annotated, Any, Generic, Literal, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, PlainSerializer, WithJsonSchema
+
+from ipn_gateway.models import DeliveryOutcome, EventDeliveryStatus, OrderStatus, Trigger
+
+T = TypeVar("T")
+
+
+def show_time(moment: datetime) -> str:
+    """RFC 3339 in UTC, with microseconds."""
+    return moment.astimezone(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
+
+
+Time = Annotated[datetime, PlainSerializer(show_time), WithJsonSchema({"type": "string", "format": "date-time"})]
+Amount = Annotated[str, Field(description="decimal string with the currency's decimals", examples=["100.00"])]
+Currency = Annotated[str, Field(description="ISO 4217 code", examples=["BDT"])]
+
+
+class Shape(BaseModel):
+    """What all of them share."""
+
+    model_config = ConfigDict(frozen=True, hide_input_in_errors=True)
+
+
+class Page(Shape, Generic[T]):
+    """One page of a list, newest first; `next_cursor` is null on the last one."""
+
+    items: list[T]
+    next_cursor: str | None
+
+
+class Source(Shape):
+    """A merchant account at a provider. `config` is shown without its secrets."""
+
+    name: str
+    provider: str
+    mode: str | None
+    config: dict[str, Any]
+    listener_url: str = Field(description="what the provider is told as IPN URL")
+    created_at: Time
+    disabled_at: Time | None
+
+
+class Payment(Shape):
+    """A movement of money towards the merchant. `unapplied` is a second payment of a paid order: it waits for a person."""
+
+    payment_id: str
+    amount: Amount
+    currency: Currency
+    settled_amount: Amount | None
+    settled_currency: Currency | None
+    net_amount: Amount | None
+    amount_refunded: Amount
+    provider_transaction_id: str
+    operation_id: str
+    source: str
+    status: Literal["applied", "unapplied"]
+    paid_at: Time | None
+    recorded_at: Time
+
+
+class Refund(Shape):
+    """A movement of money back."""
+
+    refund_id: str
+    reference: str
+    payment_id: str
+    order_id: str
+    amount: Amount
+    currency: Currency
+    status: Literal["pending", "processing", "succeeded", "failed", "indeterminate"]
+    provider_refund_id: str | None
+    reason: str | None
+    created_at: Time
+    updated_at: Time
+
+
+class Order(Shape):
+    """What is owed, and what was paid for it."""
+
+    order_id: str
+    source: str
+    status: OrderStatus
+    reason: str | None
+    amount: Amount
+    currency: Currency
+    amount_paid: Amount
+    amount_refunded: Amount
+    return_url: str | None
+    expires_at: Time | None
+    metadata: dict[str, Any]
+    payments: list[Payment]
+    refunds: list[Refund]
+    created_at: Time
+    updated_at: Time
+
+
+class NotificationDelivery(Shape):
+    """One inbound HTTP request, and what became of it. `order_id` and the other assertions are what it said, true or not."""
+
+    id: str
+    provider_delivery_id: str | None
+    source: str
+    provider: str
+    via: str = Field(description="the route that it came by: ipn, or return/success, return/fail, return/cancel")
+    received_at: Time
+    order_id: str | None
+    operation_id: str | None
+    effect: str | None
+    asserted_status: str | None
+    proof: str = Field(description="what the local check said: proved, unproved, refused, or none")
+    outcome: DeliveryOutcome
+    reason: str | None
+    alerts: list[Any]
+    decided_at: Time | None
+    attempts: int = Field(description="questions to the provider")
+    next_attempt_at: Time | None
+    remote_address: str | None
+    sha256: str = Field(description="of the raw body, in hexadecimal")
+    headers: list[Any] = Field(description="[name, value] pairs in the order received, credentials left out")
+    fields: dict[str, str] | None = Field(description="the body's fields, personal ones masked; null where it has none that can be read")
+    raw_body_base64: str | None = Field(description="null without the scope audit:raw")
+    provider_answer: dict[str, Any] | None
+
+
+class EndpointSecret(Shape):
+    """A signing secret that is active; itself it is shown only once, when it is made."""
+
+    id: str
+    created_at: Time
+    expires_at: Time | None
+
+
+class Endpoint(Shape):
+    """A subscriber's URL."""
+
+    id: str
+    url: str
+    events: list[str]
+    description: str
+    status: Literal["enabled", "disabled"]
+    disabled_reason: str | None
+    max_in_flight: int
+    rate_per_second: float | None
+    ordered: bool
+    secrets: list[EndpointSecret]
+    created_at: Time
+
+
+class EndpointWithSecret(Endpoint):
+    """The answer to create and rotate: the only time that the secret is shown."""
+
+    secret: str = Field(examples=["whsec_…"])
+
+
+class Event(Shape):
+    """An outbound fact, as it was frozen. `sequence` counts an order's events from 1 without gaps; other types have none."""
+
+    id: str
+    type: str
+    timestamp: str = Field(json_schema_extra={"format": "date-time"})
+    order_id: str | None
+    sequence: int | None
+    data: dict[str, Any]
+
+
+class Attempt(Shape):
+    """One HTTP try of an event delivery."""
+
+    id: str
+    number: int
+    trigger: Trigger
+    started_at: Time
+    duration_ms: int
+    address: str | None
+    status_code: int | None
+    outcome: Literal["delivered", "refused", "timeout", "connect_failed", "tls_failed", "disconnected", "protocol_error", "blocked"]
+    error: str | None
+    response_excerpt: str | None
+
+
+class EventDelivery(Shape):
+    """The obligation to bring one event to one endpoint. `next_attempt_at` is null while the endpoint is disabled."""
+
+    id: str
+    event_id: str
+    event_type: str
+    endpoint_id: str
+    order_id: str | None
+    status: EventDeliveryStatus
+    attempt_count: int
+    next_attempt_at: Time | None
+    delivered_at: Time | None
+    attempts: list[Attempt]

@@ -1,0 +1,104 @@
+"""Registering an order: its slot, its row, its sweep, and the parked deliveries that waited for it, in one transaction."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from psycopg.types.json import Jsonb
+
+from ipn_gateway import ids, logs
+from ipn_gateway.errors import OrderExists
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from datetime import datetime
+    from decimal import Decimal
+    from uuid import UUID
+
+    from ipn_gateway.db import Database, Transaction
+
+
+@dataclass(frozen=True, slots=True)
+class NewOrder:
+    """What is owed: amount > 0 in the currency's decimals, checked at the edge."""
+
+    order_id: str
+    source: str
+    amount: Decimal
+    currency: str
+    return_url: str | None = None
+    expires_at: datetime | None = None
+    metadata: dict[str, Any] = field(default_factory=dict)
+
+
+async def lock_slot(tx: Transaction, tenant_id: str, order_id: str) -> None:
+    """Lock the row that both sides lock while an order may not exist yet."""
+    await tx.execute(
+        """INSERT INTO order_slots (tenant_id, order_id) VALUES (%(tenant_id)s, %(order_id)s)
+           ON CONFLICT ON CONSTRAINT order_slots_pkey DO UPDATE SET touched = order_slots.touched + 1""",
+        {"tenant_id": tenant_id, "order_id": order_id},
+    )
+
+
+async def create(db: Database, tenant_id: str, new: NewOrder, *, sweep_schedule: Sequence[float]) -> int:
+    """Register an order; how many parked deliveries became due. `sweep_schedule` is in seconds from now.
+
+    Raises `OrderExists` when the tenant has an order of this id.
+    """
+    return await db.rerun(_create_once, db, tenant_id, new, ids.new(db.clock.now()), sweep_schedule)
+
+
+async def _create_once(db: Database, tenant_id: str, new: NewOrder, writer_id: UUID, sweep_schedule: Sequence[float]) -> int:
+    async with db.transaction("orders.create") as tx:
+        await lock_slot(tx, tenant_id, new.order_id)
+        await insert(tx, tenant_id, new, writer_id, first_sweep=sweep_schedule[0] if sweep_schedule else None)
+        adopted = await adopt_parked(tx, tenant_id, new.order_id)
+    logs.get("orders").info("order.created", order_id=new.order_id, source=new.source, adopted=adopted)
+    return adopted
+
+
+async def insert(tx: Transaction, tenant_id: str, new: NewOrder, writer_id: UUID, *, first_sweep: float | None) -> None:
+    """The order and its sweep, which is due after `first_sweep` seconds or at the order's expiry, whichever is first.
+
+    `writer_id` names the call, so that one whose COMMIT was lost on the way back finds its own row; `OrderExists` for another's.
+    """
+    writer = await tx.value(
+        """WITH created AS (
+               INSERT INTO orders (tenant_id, order_id, source_id, amount, currency, return_url, expires_at, metadata, writer_id)
+               VALUES (%(tenant_id)s, %(order_id)s, %(source)s, %(amount)s, %(currency)s, %(return_url)s, %(expires_at)s, %(metadata)s,
+                       %(writer_id)s)
+               ON CONFLICT ON CONSTRAINT orders_pkey DO NOTHING
+               RETURNING tenant_id, order_id, source_id, expires_at, writer_id
+           ), swept AS (
+               INSERT INTO sweeps (tenant_id, order_id, source_id, expires_at, due_at)
+               SELECT tenant_id, order_id, source_id, expires_at, due_at
+                 FROM created, least(ipn_now() + %(first_sweep)s::float8 * interval '1 second', expires_at) AS due_at
+                WHERE due_at IS NOT NULL
+           )
+           SELECT writer_id FROM created
+           UNION ALL SELECT writer_id FROM orders WHERE tenant_id = %(tenant_id)s AND order_id = %(order_id)s""",
+        {
+            "tenant_id": tenant_id,
+            "order_id": new.order_id,
+            "source": new.source,
+            "amount": new.amount,
+            "currency": new.currency,
+            "return_url": new.return_url,
+            "expires_at": new.expires_at,
+            "metadata": Jsonb(new.metadata),
+            "writer_id": writer_id,
+            "first_sweep": first_sweep,
+        },
+    )
+    if writer != writer_id:
+        raise OrderExists(f"The order {new.order_id} exists already; GET /v1/orders/{new.order_id} shows it.")
+
+
+async def adopt_parked(tx: Transaction, tenant_id: str, order_id: str) -> int:
+    """Make the order's parked deliveries due at once; how many. Under the slot's lock neither side can miss the other."""
+    return await tx.execute(
+        """UPDATE inbox SET state = 'received', due_at = ipn_now()
+            WHERE tenant_id = %(tenant_id)s AND order_id = %(order_id)s AND state = 'parked'""",
+        {"tenant_id": tenant_id, "order_id": order_id},
+    )

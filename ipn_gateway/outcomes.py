@@ -1,0 +1,180 @@
+"""How a notification delivery ends: decided once, only under a lease that still holds, and announced when a person is needed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Final
+
+from psycopg.types.json import Jsonb
+
+from ipn_gateway import events, ids, logs, money
+from ipn_gateway.errors import LeaseLost
+from ipn_gateway.models import DeliveryOutcome, InboxState
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from datetime import datetime
+    from decimal import Decimal
+    from uuid import UUID
+
+    from ipn_gateway.db import Transaction
+
+WAITING_FOR_A_PERSON: Final = frozenset({DeliveryOutcome.HELD, DeliveryOutcome.CONFLICT, DeliveryOutcome.DEAD})
+_ANNOUNCED: Final = {DeliveryOutcome.HELD: "notification.held", DeliveryOutcome.CONFLICT: "notification.conflict"}
+
+
+@dataclass(frozen=True, slots=True)
+class Claimed:
+    """The lease on one notification delivery: its ids, the fence, and how often the provider was asked."""
+
+    tenant_id: str
+    delivery_id: UUID
+    source_id: str
+    fence: int
+    questions: int
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """What a notification delivery ends as, and what was found out about it."""
+
+    outcome: DeliveryOutcome
+    reason: str | None = None
+    order_id: str | None = None
+    operation_id: str | None = None
+    effect: str | None = None
+    amount: Decimal | None = None
+    currency: str | None = None
+    expected_amount: Decimal | None = None
+    expected_currency: str | None = None
+    answer: Mapping[str, Any] | None = None
+    alert: str | None = None
+
+    def because(self, outcome: DeliveryOutcome, reason: str | None = None, alert: str | None = None) -> Ending:
+        """The same findings with another end."""
+        return replace(self, outcome=outcome, reason=reason, alert=alert)
+
+
+# What waits for a person keeps its inbox row; every other end removes it. Without a lease that is ours nothing is touched.
+_END = """
+WITH mine AS (
+    SELECT tenant_id, notification_delivery_id FROM inbox
+     WHERE tenant_id = %(tenant_id)s AND notification_delivery_id = %(delivery_id)s AND fence = %(fence)s AND lease_expires_at IS NOT NULL
+       FOR UPDATE
+), gone AS (
+    DELETE FROM inbox USING mine WHERE NOT %(kept)s
+       AND inbox.tenant_id = mine.tenant_id AND inbox.notification_delivery_id = mine.notification_delivery_id
+), waiting AS (
+    UPDATE inbox SET state = %(state)s, due_at = NULL, lease_expires_at = NULL, questions = %(questions)s,
+                     order_id = coalesce(%(order_id)s, order_id), operation_id = coalesce(%(operation_id)s, inbox.operation_id)
+      FROM mine WHERE %(kept)s
+       AND inbox.tenant_id = mine.tenant_id AND inbox.notification_delivery_id = mine.notification_delivery_id
+), decided AS (
+    UPDATE notification_deliveries AS d
+       SET outcome = %(outcome)s, reason = %(reason)s, decided_at = ipn_now(), attempts = %(questions)s,
+           operation_id = coalesce(%(operation_id)s, d.operation_id), effect = coalesce(%(effect)s, d.effect),
+           provider_answer = coalesce(%(answer)s, d.provider_answer),
+           alerts = CASE WHEN %(alert)s::text IS NULL THEN d.alerts ELSE coalesce(d.alerts, '[]'::jsonb) || to_jsonb(%(alert)s::text) END
+      FROM mine WHERE d.tenant_id = mine.tenant_id AND d.id = mine.notification_delivery_id
+    RETURNING 1
+)
+SELECT count(*) FROM decided
+"""
+
+
+async def end(tx: Transaction, claimed: Claimed, ending: Ending) -> None:
+    """Decide the delivery. Raises `LeaseLost` when the lease is not ours any more; the caller's transaction rolls back."""
+    kept = ending.outcome in WAITING_FOR_A_PERSON
+    row = _row(claimed, ending) | {
+        "kept": kept,
+        "state": str(InboxState(ending.outcome)) if kept else None,
+        "outcome": str(ending.outcome),
+        "reason": ending.reason,
+        "effect": ending.effect,
+        "alert": ending.alert,
+    }
+    if await tx.value(_END, row) != 1:
+        raise LeaseLost(notification_delivery=str(claimed.delivery_id))
+
+
+_PARK = """
+WITH parked AS (
+    UPDATE inbox SET state = 'parked', due_at = NULL, lease_expires_at = NULL, parked_at = coalesce(parked_at, ipn_now()),
+                     order_id = %(order_id)s, operation_id = %(operation_id)s, questions = %(questions)s
+     WHERE tenant_id = %(tenant_id)s AND notification_delivery_id = %(delivery_id)s AND fence = %(fence)s AND lease_expires_at IS NOT NULL
+    RETURNING 1
+), shown AS (
+    UPDATE notification_deliveries SET outcome = 'parked', attempts = %(questions)s, provider_answer = %(answer)s,
+                                       operation_id = %(operation_id)s
+     WHERE tenant_id = %(tenant_id)s AND id = %(delivery_id)s AND EXISTS (SELECT FROM parked)
+)
+SELECT count(*) FROM parked
+"""
+
+
+async def park(tx: Transaction, claimed: Claimed, ending: Ending) -> None:
+    """Its order is not known yet. The caller holds the order's slot, so who creates the order comes after us and makes it due."""
+    if await tx.value(_PARK, _row(claimed, ending)) != 1:
+        raise LeaseLost(notification_delivery=str(claimed.delivery_id))
+
+
+def _row(claimed: Claimed, ending: Ending) -> dict[str, Any]:
+    return {
+        "tenant_id": claimed.tenant_id,
+        "delivery_id": claimed.delivery_id,
+        "fence": claimed.fence,
+        "questions": claimed.questions,
+        "order_id": ending.order_id,
+        "operation_id": ending.operation_id,
+        "answer": Jsonb(dict(ending.answer)) if ending.answer is not None else None,
+    }
+
+
+async def recorded(tx: Transaction, claimed: Claimed) -> DeliveryOutcome | None:
+    """What the delivery ended as already: a writer whose COMMIT was lost on the way back finds its own end here."""
+    outcome = await tx.value(
+        "SELECT outcome FROM notification_deliveries WHERE tenant_id = %(tenant_id)s AND id = %(id)s AND decided_at IS NOT NULL",
+        {"tenant_id": claimed.tenant_id, "id": claimed.delivery_id},
+    )
+    return DeliveryOutcome(outcome) if outcome else None
+
+
+def announcement(claimed: Claimed, ending: Ending, now: datetime) -> list[events.NewEvent]:
+    """The event that tells a person, if this end needs one. Its cause is (source, operation, reason): copies announce nothing again."""
+    event_type = _ANNOUNCED.get(ending.outcome)
+    if event_type is None:
+        return []
+    shown = ids.show(ids.NOTIFICATION_DELIVERY, claimed.delivery_id)
+    data = events.NotificationData(
+        notification_delivery_id=shown,
+        order_id=ending.order_id,
+        source=claimed.source_id,
+        outcome=str(ending.outcome),
+        reason=ending.reason,
+        operation_id=ending.operation_id,
+        amount=money.show(ending.amount, ending.currency) if ending.amount is not None and ending.currency else None,
+        currency=ending.currency,
+        expected_amount=money.show(ending.expected_amount, ending.expected_currency or "") if ending.expected_amount is not None else None,
+        expected_currency=ending.expected_currency,
+    )
+    cause = (claimed.source_id, ending.operation_id or shown, ending.reason or "")
+    return [events.new(ids.event_id(claimed.tenant_id, event_type, *cause), event_type, now, data)]
+
+
+def report(claimed: Claimed, ending: Ending) -> None:
+    """The canonical line of a decided delivery; what waits for a person is an error line, so that it alarms."""
+    logs.count(f"notifications.{ending.outcome}")
+    log = logs.get("inbox")
+    write = log.error if ending.outcome in WAITING_FOR_A_PERSON or ending.alert else log.info
+    write(
+        "notification.decided",
+        notification_delivery_id=ids.show(ids.NOTIFICATION_DELIVERY, claimed.delivery_id),
+        source=claimed.source_id,
+        order_id=ending.order_id,
+        operation_id=ending.operation_id,
+        effect=ending.effect,
+        outcome=str(ending.outcome),
+        reason=ending.reason,
+        alert=ending.alert,
+        questions=claimed.questions,
+    )

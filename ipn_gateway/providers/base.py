@@ -1,0 +1,203 @@
+"""What a provider adapter is: pure translation between a provider's words and ours.
+
+An adapter touches no database, clock or setting. It reads a request (`assertions`), proves it locally where it can (`authenticate`),
+and asks the provider through the function it is given (`validate`, `query`). What it finds are values; it raises only for bugs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence  # noqa: TC003 - adapters are read at run time
+from dataclasses import dataclass, field
+from datetime import datetime  # noqa: TC003
+from decimal import Decimal  # noqa: TC003
+from enum import StrEnum
+from typing import Any, ClassVar, Literal, Protocol
+
+from pydantic import BaseModel
+
+
+class Proof(StrEnum):
+    """What the local check of a notification says. Only `REFUSED` is answered 401."""
+
+    PROVED = "proved"
+    UNPROVED = "unproved"  # proves nothing either way: the provider decides, from a small budget
+    REFUSED = "refused"
+
+
+class Effect(StrEnum):
+    """What a confirmed operation does to an order."""
+
+    PAID = "paid"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+    EXPIRED = "expired"
+    INFORMATIVE = "informative"  # known, and changes nothing
+    UNKNOWN = "unknown"  # a word that the adapter does not know: a person decides
+
+
+NEGATIVE: frozenset[Effect] = frozenset({Effect.FAILED, Effect.CANCELLED, Effect.EXPIRED})
+
+
+@dataclass(frozen=True, slots=True)
+class InboundRequest:
+    """One inbound HTTP request, as received. `headers` keeps order and repeats, with names in lower case."""
+
+    method: str
+    query: str
+    headers: tuple[tuple[str, str], ...]
+    body: bytes = field(repr=False)
+
+    def header(self, name: str) -> str | None:
+        """The first value of a header, or None."""
+        return next((value for key, value in self.headers if key == name), None)
+
+
+@dataclass(frozen=True, slots=True)
+class Assertion:
+    """What a notification says, before it is believed: for display and for asking, never for effects.
+
+    `operation_id` is the provider's name for the operation where the notification itself carries it (SSLCOMMERZ: `val_id`).
+    `amount` and `currency` are those of the order; `fields` are the decoded fields, once each, in the order received.
+    """
+
+    order_id: str
+    status: str
+    effect: Effect
+    operation_id: str | None = None
+    amount: Decimal | None = None
+    currency: str | None = None
+    provider_delivery_id: str | None = None
+    fields: Mapping[str, str] = field(default_factory=dict, repr=False)
+    alerts: tuple[str, ...] = ()  # well-formed but unusual: kept, alerted on, never read
+
+
+@dataclass(frozen=True, slots=True)
+class Malformed:
+    """The request cannot be read. `reason` is `unreadable` or `media_type`; `detail` says what, without values."""
+
+    reason: Literal["unreadable", "media_type"]
+    detail: str
+    order_id: str | None = None
+    status: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Confirmed:
+    """The provider's own view of one operation: the only thing that effects are made from."""
+
+    order_id: str
+    operation_id: str
+    effect: Effect
+    status: str  # their word
+    account: str
+    amount: Decimal | None  # of the order, in its currency; None where the provider names none (negatives)
+    currency: str | None
+    provider_transaction_id: str | None = None
+    risk: bool = False
+    settled_amount: Decimal | None = None
+    settled_currency: str | None = None
+    net_amount: Decimal | None = None
+    paid_at: datetime | None = None  # aware, UTC
+    answer: Mapping[str, Any] = field(default_factory=dict, repr=False)  # as received, without credentials
+
+
+@dataclass(frozen=True, slots=True)
+class Refuted:
+    """The provider does not know it or says that it is not so. `final` means: asking again cannot change it."""
+
+    reason: Literal["refuted", "store_mismatch", "mode_mismatch", "order_mismatch"]
+    final: bool = False
+    order_id: str | None = None  # that the answer names, when it names another than was asserted
+    answer: Mapping[str, Any] = field(default_factory=dict, repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Unconfirmed:
+    """A negative that the provider does not confirm yet (still open, or only other attempts are listed): ask again for an hour."""
+
+    answer: Mapping[str, Any] = field(default_factory=dict, repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Unknown:
+    """No verdict: no answer, or none that is clear. Never a failure: asked again on the validation schedule."""
+
+    cause: str  # a short code, such as `timeout`, `status_500`, `not_json`, `api_connect_FAILED`
+    answer: Mapping[str, Any] = field(default_factory=dict, repr=False)
+
+
+Verdict = Confirmed | Refuted | Unconfirmed | Unknown
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a provider answered: status, lower-case Content-Type without parameters, and at most 1 MiB of body."""
+
+    status: int
+    media_type: str
+    body: bytes = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class NoAnswer:
+    """No whole answer came. `sent` is False only when the request provably never left."""
+
+    cause: str
+    sent: bool = True
+
+
+class Ask(Protocol):
+    """The way to the provider: one request, one total deadline; credentials in `params` and `form` are never logged."""
+
+    async def __call__(
+        self, method: Literal["GET", "POST"], url: str, *, params: Mapping[str, str] | None = None, form: Mapping[str, str] | None = None
+    ) -> Answer | NoAnswer:
+        """Send it and give what came back."""
+        ...
+
+
+class ProviderConfig(BaseModel, frozen=True, hide_input_in_errors=True):
+    """A source's configuration. A subclass marks its secrets in `SECRETS`; they are write-only and encrypted at rest."""
+
+    SECRETS: ClassVar[tuple[str, ...]] = ()
+
+    @property
+    def account(self) -> str:
+        """The merchant's name at the provider, never a secret: what `Confirmed.account` says for this source."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True, slots=True)
+class Ack:
+    """The exact answer that a provider demands; None as body means ours (a small JSON object)."""
+
+    status: int = 200
+    body: bytes | None = None
+    media_type: str = "application/json"
+
+
+class Provider(Protocol):
+    """One payment company. A module of this package ends in `PROVIDER = …()` and is found by that."""
+
+    name: ClassVar[str]
+    Config: ClassVar[type[ProviderConfig]]
+    EFFECTS: ClassVar[Mapping[str, Effect]]
+    order_id_length_max: ClassVar[int]
+    masked_fields: ClassVar[Sequence[str]]  # names, or prefixes ending in `*`, that views never show in full
+    ack: ClassVar[Ack]
+
+    def assertions(self, request: InboundRequest) -> list[Assertion] | Malformed:
+        """What the notification says, or why it cannot be read. Local and pure."""
+        ...
+
+    def authenticate(self, request: InboundRequest, configs: Sequence[ProviderConfig]) -> Proof:
+        """The local check, in constant time, against the current configuration and those whose secrets still authenticate."""
+        ...
+
+    async def validate(self, ask: Ask, config: Any, assertion: Assertion) -> Verdict:
+        """Ask the provider whether the assertion is true."""
+        ...
+
+    async def query(self, ask: Ask, config: Any, order_id: str) -> list[Verdict]:
+        """Everything that the provider knows about an order: one verdict an attempt, paid ones first; Unknown when it gave none."""
+        ...

@@ -1,0 +1,97 @@
+"""A strict reading of urlencoded forms: one way to split a body into fields, and bytes kept as they were signed.
+
+Values stay bytes, because a signature covers what was sent and not what a charset makes of it; text is a copy for display.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Final
+from urllib.parse import unquote_to_bytes
+
+from ipn_gateway.providers.base import InboundRequest, Malformed
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+FIELDS_MAX: Final = 100
+"""A form has at most this many fields; the fullest notification known has 30."""
+
+MEDIA_TYPES: Final = frozenset({"", "application/x-www-form-urlencoded", "text/plain", "application/octet-stream"})
+"""What a form may be called: some senders name no type, or a general one."""
+
+NAME: Final = re.compile(rb"[a-z0-9_]{1,64}")
+
+_CHARSET = re.compile(r";\s*charset\s*=\s*[\"']?([A-Za-z0-9_-]{1,20})", re.IGNORECASE)
+
+# Their label without `-` and `_` -> our codec. A fixed list: these keep ASCII bytes ASCII, and a stranger cannot choose what is imported.
+_CODECS: Final = MappingProxyType(
+    {
+        name.replace("_", "").replace("-", ""): name
+        for name in ("utf-8", "ascii", "gbk", "gb2312", "gb18030", "big5", "shift_jis", "euc_jp", "euc_kr")
+    }
+    | {"usascii": "ascii", "koi8r": "koi8_r", "koi8u": "koi8_u"}
+    | {f"iso8859{part}": f"iso8859_{part}" for part in (*range(1, 12), *range(13, 17))}
+    | {f"{prefix}{page}": f"cp{page}" for page in range(1250, 1259) for prefix in ("windows", "cp")}
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """Fields in the order received, each name once. `values` are the bytes after percent-decoding."""
+
+    values: Mapping[str, bytes] = field(repr=False)
+    charset: str = "utf-8"
+
+    def text(self, name: str) -> str:
+        r"""A field as text, empty when it is absent; bytes that the charset does not know are shown as `\xNN`."""
+        return self.values.get(name, b"").decode(self.charset, "backslashreplace")
+
+    def texts(self) -> dict[str, str]:
+        """Every field as text, for display."""
+        return {name: self.text(name) for name in self.values}
+
+
+def read(request: InboundRequest) -> Form | Malformed:
+    """The form in a request's body, or why there is none: a foreign media type, any Content-Encoding, or an unreadable body."""
+    content_type = request.header("content-type") or ""
+    if request.header("content-encoding"):
+        return Malformed("media_type", "a Content-Encoding is not read")
+    if content_type.partition(";")[0].strip().lower() not in MEDIA_TYPES:
+        return Malformed("media_type", "the Content-Type is not that of a form")
+    values = parse(request.body)
+    return values if isinstance(values, Malformed) else Form(values, charset_of(content_type))
+
+
+def parse(body: bytes) -> dict[str, bytes] | Malformed:
+    """Split a body: only `&` separates, blanks are kept, a bare name has an empty value, `+` is a space, empty pieces are nothing.
+
+    A name twice is malformed, whatever its values: signer and reader may pick different ones.
+    """
+    pieces = [piece for piece in body.replace(b"+", b" ").split(b"&") if piece]
+    if len(pieces) > FIELDS_MAX:
+        return Malformed("unreadable", f"more than {FIELDS_MAX} fields")
+    values: dict[str, bytes] = {}
+    for piece in pieces:
+        raw_name, _, raw_value = piece.partition(b"=")
+        written = _decoded(raw_name)
+        if NAME.fullmatch(written) is None:
+            return Malformed("unreadable", "a field name is not made of a-z, 0-9 and _")
+        name = written.decode()
+        if name in values:
+            return Malformed("unreadable", f"the field {name} is repeated")
+        values[name] = _decoded(raw_value)
+    return values
+
+
+def charset_of(content_type: str) -> str:
+    """The codec for display that a Content-Type declares; UTF-8 when it names none, or one that is not known here."""
+    match = _CHARSET.search(content_type)
+    label = match[1].lower().replace("-", "").replace("_", "") if match else "utf8"
+    return _CODECS.get(label, "utf-8")
+
+
+def _decoded(raw: bytes) -> bytes:
+    return unquote_to_bytes(raw) if b"%" in raw else raw

@@ -1,0 +1,189 @@
+"""The sweep: unpaid orders are asked for at their provider on a published schedule and at `expires_at`.
+
+A notification that never came is found here; what is found goes through the same apply, under the same keys, so that racing with the
+notification is safe. `ask_about` is the one function that asks about an order and applies what it learns.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime  # noqa: TC003 - field of a row
+from typing import TYPE_CHECKING, Final
+
+import psycopg
+
+from ipn_gateway import audit, effects, ids, logs, outbox
+from ipn_gateway.decisions import LockedOrder
+from ipn_gateway.effects import EffectFailed, Origin
+from ipn_gateway.errors import LeaseLost, Overloaded
+from ipn_gateway.models import OrderStatus
+from ipn_gateway.providers.base import Confirmed, Unknown
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ipn_gateway.clock import Clock
+    from ipn_gateway.db import Database, Transaction
+    from ipn_gateway.effects import EffectHook
+    from ipn_gateway.settings import Settings
+    from ipn_gateway.slots import Slots
+    from ipn_gateway.sources import SourceAccount, Sources
+    from ipn_gateway.transport import Transport
+
+SLOTS: Final = 8
+IN_FLIGHT_PER_SOURCE: Final = 4
+ASK_AGAIN_SECONDS: Final = 600.0  # at the latest, after an answer that says nothing
+
+
+@dataclass(frozen=True, slots=True)
+class Sweeper:
+    """What the sweep works with."""
+
+    db: Database
+    sources: Sources
+    transport: Transport
+    settings: Settings
+    slots: Slots
+    applied: Callable[[], None]
+    effect: EffectHook | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Due:
+    """A claimed sweep: an unpaid order that is due to be asked for."""
+
+    tenant_id: str
+    order_id: str
+    source_id: str
+    fence: int
+    age_seconds: float
+    expired: bool
+    expires_at: datetime | None
+
+
+_CLAIM = """
+WITH ranked AS (
+    SELECT tenant_id, order_id, row_number() OVER (PARTITION BY source_id ORDER BY due_at) AS place
+      FROM (SELECT tenant_id, order_id, source_id, due_at FROM sweeps
+             WHERE due_at <= ipn_now() AND (lease_expires_at IS NULL OR lease_expires_at <= ipn_now())
+             ORDER BY due_at LIMIT %(looked_at)s) AS oldest
+), due AS (
+    SELECT s.tenant_id, s.order_id FROM sweeps s JOIN ranked USING (tenant_id, order_id)
+     WHERE ranked.place <= %(per_source)s ORDER BY s.due_at LIMIT %(limit)s FOR UPDATE OF s SKIP LOCKED
+)
+UPDATE sweeps SET lease_expires_at = ipn_now() + %(lease)s * interval '1 second', fence = sweeps.fence + 1
+  FROM due WHERE sweeps.tenant_id = due.tenant_id AND sweeps.order_id = due.order_id
+RETURNING sweeps.tenant_id, sweeps.order_id, sweeps.source_id, sweeps.fence, sweeps.expires_at,
+          extract(epoch FROM ipn_now() - sweeps.created_at)::float8 AS age_seconds,
+          coalesce(sweeps.expires_at <= ipn_now(), false) AS expired
+"""
+
+
+async def run_once(sweeper: Sweeper) -> int:
+    """Claim the orders that are due, as many as slots are free, and start asking; how many were claimed."""
+    if sweeper.slots.free <= 0:
+        return 0
+    async with sweeper.db.transaction("sweeps.claim") as tx:
+        claimed = await tx.all(
+            Due,
+            _CLAIM,
+            {
+                "limit": sweeper.slots.free,
+                "looked_at": sweeper.slots.free * 20,
+                "per_source": IN_FLIGHT_PER_SOURCE,
+                "lease": sweeper.settings.inbox_lease_seconds,
+            },
+        )
+    for due in claimed:
+        sweeper.slots.start(sweep(sweeper, due), name=f"sweep {due.order_id}")
+    return len(claimed)
+
+
+async def sweep(sweeper: Sweeper, due: Due) -> None:
+    """Ask about one order, then make it due again, or expire it. Contained: what goes wrong is logged and left to the lease."""
+    try:
+        source = await sweeper.sources.get(due.source_id)
+        if source is not None:
+            clear = await _clearly(sweeper, source, due.order_id)
+            await sweeper.db.rerun(_after_asking, sweeper.db, sweeper.settings, due, clear=clear)
+            sweeper.applied()
+    except (LeaseLost, Overloaded, psycopg.Error) as error:
+        logs.get("sweep").warning("sweep.left_to_lease", order_id=due.order_id, error_class=type(error).__name__)
+
+
+async def _clearly(sweeper: Sweeper, source: SourceAccount, order_id: str) -> bool:
+    """Ask; whether the answer was clear. An effect of the merchant's that fails is tried again on the schedule, not with each lease."""
+    try:
+        return await ask_about(sweeper, source, order_id)
+    except EffectFailed as error:
+        logs.get("sweep").error("effect.failed", order_id=order_id, **error.context)
+        return False
+
+
+async def ask_about(sweeper: Sweeper, source: SourceAccount, order_id: str) -> bool:
+    """Ask the provider about an order and apply every operation that it confirms; whether the answer was clear."""
+    ask = sweeper.transport.ask_for(timeout_seconds=sweeper.settings.provider_timeout_seconds)
+    verdicts = await source.provider.query(ask, source.config, order_id)
+    logs.count("provider.queries")
+    for verdict in verdicts:
+        if isinstance(verdict, Confirmed) and verdict.order_id == order_id:
+            origin = Origin(source.tenant_id, source.name, source.provider.name, ids.new(sweeper.db.clock.now()))
+            await effects.apply(sweeper.db, origin, verdict, sweeper.effect)
+    return not any(isinstance(verdict, Unknown) for verdict in verdicts)
+
+
+async def _after_asking(db: Database, settings: Settings, due: Due, *, clear: bool) -> None:
+    async with db.transaction("sweeps.record") as tx:
+        order = await tx.one(LockedOrder, effects.ORDER, {"tenant_id": due.tenant_id, "order_id": due.order_id})
+        ours = await _reschedule(tx, due, _next_wait(settings, due, clear=clear))
+        if ours and due.expired and clear and order is not None and order.status == OrderStatus.PENDING:
+            await _expire(tx, db.clock, order)
+
+
+def _next_wait(settings: Settings, due: Due, *, clear: bool) -> float | None:
+    """Seconds until the order is asked for again; None when the schedule and the expiry are behind it."""
+    ahead = [moment - due.age_seconds for moment in settings.sweep_schedule if moment > due.age_seconds]
+    return min(ahead if clear else [*ahead, ASK_AGAIN_SECONDS], default=None)
+
+
+async def _reschedule(tx: Transaction, due: Due, wait_seconds: float | None) -> bool:
+    """Whether the sweep is still ours. Fenced: one that was taken over, or whose order was paid meanwhile, changes nothing."""
+    changed = await tx.value(
+        """WITH next AS (
+               SELECT least(ipn_now() + %(wait)s::float8 * interval '1 second',
+                            CASE WHEN NOT %(expired)s THEN %(expires_at)s::timestamptz END) AS due_at
+           ), over AS (
+               DELETE FROM sweeps USING next WHERE next.due_at IS NULL
+                  AND tenant_id = %(tenant_id)s AND order_id = %(order_id)s AND fence = %(fence)s
+               RETURNING 1
+           ), again AS (
+               UPDATE sweeps SET due_at = next.due_at, lease_expires_at = NULL
+                 FROM next WHERE next.due_at IS NOT NULL
+                  AND tenant_id = %(tenant_id)s AND order_id = %(order_id)s AND fence = %(fence)s
+               RETURNING 1
+           )
+           SELECT (SELECT count(*) FROM over) + (SELECT count(*) FROM again)""",
+        {
+            "wait": wait_seconds,
+            "expired": due.expired,
+            "expires_at": due.expires_at,
+            "tenant_id": due.tenant_id,
+            "order_id": due.order_id,
+            "fence": due.fence,
+        },
+    )
+    return bool(changed)
+
+
+async def _expire(tx: Transaction, clock: Clock, order: LockedOrder) -> None:
+    """Close an order whose time has passed and that the provider has no payment for; a timed act, with its row in the audit log."""
+    entry = await audit.record(
+        tx, order.tenant_id, actor="maintenance", action="order.expire", target=order.order_id, now=clock.now(), reason="expires_at"
+    )
+    await tx.execute(
+        """UPDATE orders SET status = 'expired', reason = 'expired', event_count = event_count + 1, updated_at = ipn_now()
+            WHERE tenant_id = %(tenant_id)s AND order_id = %(order_id)s AND status = 'pending'""",
+        {"tenant_id": order.tenant_id, "order_id": order.order_id},
+    )
+    event = outbox.order_event(order, "order.expired", (str(entry),), status="expired", reason="expired")
+    await outbox.stage(tx, clock, order.tenant_id, [event])

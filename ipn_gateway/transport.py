@@ -1,0 +1,254 @@
+"""The two ways out, with one guard: `send` brings an event to an endpoint (aiohttp), `ask` asks a provider (httpx's API over aiohttp).
+
+Both have a total deadline, read a bounded part of the answer and turn every failure of the other side into a value.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+from dataclasses import dataclass, field, replace
+from http import HTTPStatus
+from typing import TYPE_CHECKING, Any, Final, Literal, Self
+
+import aiohttp
+import httpx
+
+from ipn_gateway.addresses import AddressBlocked, refusal
+from ipn_gateway.guard import CONNECT_TIMEOUT_SECONDS, Guard, SystemResolver, delivery_session, peer_addresses, provider_client, trusted
+from ipn_gateway.providers.base import Answer, Ask, NoAnswer
+from ipn_gateway.schedule import parse_retry_after
+
+if TYPE_CHECKING:
+    import ssl
+    from collections.abc import Callable, Mapping
+    from datetime import datetime
+
+    from aiohttp.abc import AbstractResolver
+
+    from ipn_gateway.faults import Faults
+    from ipn_gateway.settings import Settings
+
+RECEIVED_BYTES_MAX: Final = 64 * 1024
+"""How much of a receiver's answer is read; then the connection is closed."""
+
+EXCERPT_BYTES: Final = 1024
+"""How much of a receiver's answer is kept."""
+
+ANSWER_BYTES_MAX: Final = 1024 * 1024
+"""How much of a provider's answer is read; a longer one is no answer."""
+
+Kind = Literal["delivered", "refused", "timeout", "connect_failed", "tls_failed", "disconnected", "protocol_error", "blocked"]
+
+NEVER_CONNECTED: Final[frozenset[Kind]] = frozenset({"connect_failed", "tls_failed", "blocked"})
+"""These kinds prove that the request never left."""
+
+
+# From the class of a failure to the attempt's outcome and its error. Narrow classes first: they inherit from the wide ones.
+FAILURES: Final[tuple[tuple[type[Exception], Kind, str], ...]] = (
+    (AddressBlocked, "blocked", "address_not_allowed"),
+    (aiohttp.InvalidURL, "blocked", "url_not_allowed"),
+    (aiohttp.NonHttpUrlClientError, "blocked", "url_not_allowed"),
+    (httpx.InvalidURL, "blocked", "url_not_allowed"),
+    (UnicodeError, "blocked", "url_not_allowed"),
+    (aiohttp.ClientConnectorDNSError, "connect_failed", "name_not_resolved"),
+    (aiohttp.ClientConnectorCertificateError, "tls_failed", "certificate_refused"),
+    (aiohttp.ClientSSLError, "tls_failed", "handshake_failed"),
+    (aiohttp.ClientConnectorError, "connect_failed", "not_connected"),
+    (aiohttp.ConnectionTimeoutError, "connect_failed", "connect_timeout"),
+    (TimeoutError, "timeout", "total_timeout"),
+    (httpx.TimeoutException, "timeout", "total_timeout"),
+    (aiohttp.ClientPayloadError, "disconnected", "answer_cut"),
+    (aiohttp.ClientConnectionError, "disconnected", "connection_lost"),
+    (httpx.TransportError, "disconnected", "connection_lost"),
+    (aiohttp.ClientError, "protocol_error", "not_http"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class DeliveryRequest:
+    """One attempt: the bytes and headers to post. `sent_at` is database time; a date in `Retry-After` is read against it."""
+
+    url: str = field(repr=False)  # paths of endpoints may be secret
+    body: bytes = field(repr=False)
+    headers: Mapping[str, str] = field(repr=False)
+    sent_at: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What became of one attempt; `delivered` is any 2xx, and nothing else is.
+
+    `status_code` is None where no answer came; `error` is a short code, with a word of the system after a colon; `address` is the
+    one connected to, None where nothing was; `retry_after_seconds` is what a refusal asked for, 0 to 24 h.
+    """
+
+    kind: Kind
+    status_code: int | None = None
+    error: str | None = None
+    excerpt: str | None = None
+    address: str | None = None
+    duration_ms: int = 0
+    retry_after_seconds: float | None = None
+
+
+class Transport:
+    """Opened once per process. `assert_no_transaction` raises where this task holds a transaction: that is a bug, never an outcome."""
+
+    _deliveries: aiohttp.ClientSession  # noqa: TID251 - guard.py makes it
+    _questions: httpx.AsyncClient  # noqa: TID251 - guard.py makes it
+
+    def __init__(
+        self,
+        settings: Settings,
+        faults: Faults,
+        *,
+        assert_no_transaction: Callable[[], None],
+        resolver: AbstractResolver | None = None,
+        tls: ssl.SSLContext | None = None,
+    ) -> None:
+        """`resolver` and `tls` replace the system's resolver and certificates; the guard and the verification stay."""
+        self._settings = settings
+        self._faults = faults
+        self._assert_no_transaction = assert_no_transaction
+        self._resolver = resolver
+        self._tls = tls
+        self._closing = contextlib.AsyncExitStack()
+
+    async def open(self) -> None:
+        """Make both clients; call inside the event loop that will use them."""
+        tls = await asyncio.to_thread(trusted) if self._tls is None else self._tls
+        resolver = self._resolver or SystemResolver()
+        self._closing.push_async_callback(resolver.close)
+        self._deliveries = delivery_session(tls, Guard(resolver, allow_loopback=self._settings.allow_loopback_endpoints))
+        self._closing.push_async_callback(self._deliveries.close)
+        self._questions = provider_client(tls, Guard(resolver, allow_loopback=True))
+        self._closing.push_async_callback(self._questions.aclose)
+
+    async def close(self) -> None:
+        """Close every connection."""
+        await self._closing.aclose()
+
+    async def __aenter__(self) -> Self:
+        await self.open()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def send(self, request: DeliveryRequest) -> Outcome:
+        """Post an event to an endpoint, within `IPN_DELIVERY_TIMEOUT_SECONDS`; every failure of the other side is an outcome.
+
+        The status line decides. What happens to the body after it, the deadline included, changes nothing: a receiver that
+        said 2xx has the event, and one that said anything else has refused it.
+        """
+        self._assert_no_transaction()
+        await self._faults.at("transport.send:before")
+        loop = asyncio.get_running_loop()
+        started = loop.time()
+        peer: list[str] = []
+        token = peer_addresses.set(peer)
+        try:
+            outcome = await self._post(request)
+        except (AddressBlocked, aiohttp.ClientError, TimeoutError) as error:
+            kind, code = failure_of(error)
+            outcome = Outcome(kind, error=code)
+        finally:
+            peer_addresses.reset(token)
+        outcome = replace(outcome, address=next(iter(peer), None), duration_ms=round((loop.time() - started) * 1000))
+        await self._faults.at("transport.send:after")
+        return outcome
+
+    async def _post(self, request: DeliveryRequest) -> Outcome:
+        if refusal(request.url, allow_loopback=self._settings.allow_loopback_endpoints):
+            return Outcome("blocked", error="url_not_allowed")
+        limits = aiohttp.ClientTimeout(
+            total=self._settings.delivery_timeout_seconds, connect=CONNECT_TIMEOUT_SECONDS, sock_connect=CONNECT_TIMEOUT_SECONDS
+        )
+        options: Any = {"headers": request.headers, "timeout": limits, "allow_redirects": False}
+        async with self._deliveries.post(request.url, data=request.body, **options) as response:
+            excerpt = await _excerpt(response)
+            if HTTPStatus.OK <= response.status < HTTPStatus.MULTIPLE_CHOICES:
+                return Outcome("delivered", response.status, excerpt=excerpt)
+            wait = parse_retry_after(response.headers.getall("Retry-After", ()), request.sent_at)
+            return Outcome("refused", response.status, excerpt=excerpt, retry_after_seconds=wait)
+
+    def ask_for(self, *, timeout_seconds: float) -> Ask:
+        """The way to a provider that an adapter is given for one verdict.
+
+        `timeout_seconds` is the total limit of all its questions, counted from the first, so that a verdict never outlives a lease.
+        """
+        deadline: float | None = None
+
+        async def ask(
+            method: Literal["GET", "POST"], url: str, *, params: Mapping[str, str] | None = None, form: Mapping[str, str] | None = None
+        ) -> Answer | NoAnswer:
+            nonlocal deadline
+            now = asyncio.get_running_loop().time()
+            deadline = now + timeout_seconds if deadline is None else deadline
+            return await self.ask(method, url, params=params, form=form, timeout_seconds=max(0.0, deadline - now))
+
+        return ask
+
+    async def ask(
+        self,
+        method: Literal["GET", "POST"],
+        url: str,
+        *,
+        timeout_seconds: float,
+        params: Mapping[str, str] | None = None,
+        form: Mapping[str, str] | None = None,
+    ) -> Answer | NoAnswer:
+        """One question to a provider, sent at most once. The cause of a `NoAnswer` is an outcome's kind, `too_large` or `encoded`."""
+        self._assert_no_transaction()
+        await self._faults.at("transport.ask:before")
+        try:
+            async with asyncio.timeout(timeout_seconds):
+                answer = await self._asked(self._questions.build_request(method, url, params=params or None, data=form))
+        except (AddressBlocked, httpx.HTTPError, httpx.InvalidURL, aiohttp.ClientError, TimeoutError, UnicodeError) as error:
+            origin = error.__cause__ if isinstance(error.__cause__, aiohttp.ClientError) else error
+            kind, _ = failure_of(origin)
+            answer = NoAnswer(kind, sent=kind not in NEVER_CONNECTED)
+        await self._faults.at("transport.ask:after")
+        return answer
+
+    async def _asked(self, request: httpx.Request) -> Answer | NoAnswer:
+        if refusal(str(request.url), allow_loopback=True, any_port=True):
+            return NoAnswer("blocked", sent=False)
+        response = await self._questions.send(request, stream=True)
+        try:
+            return await _answer(response)
+        finally:
+            await response.aclose()
+
+
+def failure_of(error: BaseException) -> tuple[Kind, str]:
+    """The outcome that a failure means, and its error: a code, and the system's own word where there is one."""
+    kind, code = next(((kind, code) for failure, kind, code in FAILURES if isinstance(error, failure)), ("protocol_error", "unknown"))
+    inner = getattr(error, "certificate_error", None) or getattr(error, "os_error", None)
+    word = (
+        getattr(inner, "verify_message", None) or getattr(inner, "reason", None) or errno.errorcode.get(getattr(inner, "errno", None) or 0)
+    )
+    return kind, f"{code}: {word}"[:200] if word else code
+
+
+async def _excerpt(response: aiohttp.ClientResponse) -> str:
+    """The head of an answer, of which at most `RECEIVED_BYTES_MAX` are read: a rest that is left closes the connection."""
+    head = bytearray()
+    with contextlib.suppress(aiohttp.ClientError, OSError):  # TimeoutError is an OSError
+        while len(head) < RECEIVED_BYTES_MAX and (chunk := await response.content.read(RECEIVED_BYTES_MAX - len(head))):
+            head += chunk
+    return head[:EXCERPT_BYTES].decode(errors="replace").replace("\0", "\N{REPLACEMENT CHARACTER}")
+
+
+async def _answer(response: httpx.Response) -> Answer | NoAnswer:
+    if response.headers.get("Content-Encoding", "identity").lower() != "identity":
+        return NoAnswer("encoded")  # we asked for none; what follows would unpack it without a limit
+    body = bytearray()
+    async for chunk in response.aiter_bytes():
+        body += chunk
+        if len(body) > ANSWER_BYTES_MAX:
+            return NoAnswer("too_large")
+    media_type, _, _ = response.headers.get("Content-Type", "").partition(";")
+    return Answer(response.status_code, media_type.strip().lower(), bytes(body))

@@ -1,0 +1,81 @@
+"""The application: made from a runtime that somebody else opened and will close."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from fastapi import FastAPI
+from fastapi.middleware.cors import CORSMiddleware
+
+from ipn_gateway import __version__
+from ipn_gateway.slots import Slots
+from ipn_gateway.web import contract, deliveries, endpoints, health, listener, openapi, orders, pages, problems, sources
+from ipn_gateway.web.deps import networks
+from ipn_gateway.web.shield import REQUESTS_MAX, Shield
+
+if TYPE_CHECKING:
+    from fastapi.routing import APIRoute
+    from starlette.types import ASGIApp
+
+    from ipn_gateway.runtime import Runtime
+
+ROUTERS = (
+    listener.router,
+    orders.router,
+    deliveries.inbound,
+    sources.router,
+    endpoints.router,
+    deliveries.events,
+    deliveries.outbound,
+    contract.router,
+    health.router,
+    pages.router,
+)
+
+
+class Gateway(FastAPI):
+    """FastAPI with one layer around everything else, and our OpenAPI document."""
+
+    def build_middleware_stack(self) -> ASGIApp:
+        """The layers, ours outermost."""
+        return Shield(super().build_middleware_stack(), self.state.slots, self.state.runtime.clock)
+
+    def openapi(self) -> dict[str, Any]:
+        """The OpenAPI document."""
+        return openapi.document(self)
+
+
+def create_app(rt: Runtime) -> FastAPI:
+    """The app over `rt`. It can be mounted in another one: it opens and closes nothing. `app.state.slots` drains before `rt` is closed.
+
+    Raises `ConfigurationError` for a setting that only the web role reads.
+    """
+    networks(rt.settings.trusted_proxies)
+    app = Gateway(
+        title="ipn-gateway",
+        version=__version__,
+        openapi_url=None,  # ours, in `pages`
+        docs_url=None,
+        redoc_url=None,
+        redirect_slashes=False,
+        generate_unique_id_function=_operation_id,
+    )
+    app.state.runtime = rt
+    app.state.slots = Slots(REQUESTS_MAX)
+    problems.install(app)
+    for router in ROUTERS:
+        app.include_router(router)
+    openapi.webhooks(app)
+    if rt.settings.cors_origins:
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=list(rt.settings.cors_origins),
+            allow_methods=["GET", "POST", "PATCH", "DELETE"],
+            allow_headers=["Authorization", "Content-Type", "Idempotency-Key"],
+            expose_headers=["Location", "Retry-After", "Idempotent-Replayed"],
+        )
+    return app
+
+
+def _operation_id(route: APIRoute) -> str:
+    return route.name

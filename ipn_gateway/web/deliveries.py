@@ -1,0 +1,109 @@
+"""`/v1/notification-deliveries`, `/v1/events`, `/v1/event-deliveries`: what came in, what it led to, and where that was brought."""
+
+import re
+from typing import Annotated, Any
+from uuid import UUID
+
+from fastapi import APIRouter, Query
+
+from ipn_gateway import ids, objects, views
+from ipn_gateway.errors import NotFound, ValidationFailed
+from ipn_gateway.events import CATALOGUE
+from ipn_gateway.models import DeliveryOutcome, EventDeliveryStatus
+from ipn_gateway.tenants import Principal
+from ipn_gateway.web.deps import Reader, RuntimeDep, Since, Text, Until, WantedDep
+
+inbound = APIRouter(prefix="/v1/notification-deliveries", tags=["notification deliveries"])
+events = APIRouter(prefix="/v1/events", tags=["events"])
+outbound = APIRouter(prefix="/v1/event-deliveries", tags=["event deliveries"])
+
+_EVENT_ID = re.compile(r"evt_[a-z2-7]{32}")
+
+
+def _sees_raw(caller: Principal) -> bool:
+    return "audit:raw" in caller.scopes
+
+
+@inbound.get("")
+async def list_notification_deliveries(
+    caller: Reader,
+    rt: RuntimeDep,
+    wanted: WantedDep,
+    *,
+    order_id: Text = None,
+    source: Text = None,
+    outcome: Annotated[DeliveryOutcome | None, Query()] = None,
+    provider_delivery_id: Text = None,
+    since: Since = None,
+    until: Until = None,
+) -> objects.Page[objects.NotificationDelivery]:
+    """What providers posted, newest first. `order_id` is what was asserted, on forged ones too."""
+    filters: dict[str, Any] = {"order_id": order_id, "source": source, "outcome": outcome, "provider_delivery_id": provider_delivery_id}
+    async with rt.db.autocommit("notification_deliveries.list") as tx:
+        return await views.notification_deliveries(tx, caller.tenant_id, wanted, raw=_sees_raw(caller), since=since, until=until, **filters)
+
+
+@inbound.get("/{delivery_id}")
+async def get_notification_delivery(caller: Reader, rt: RuntimeDep, delivery_id: str) -> objects.NotificationDelivery:
+    """One inbound request, as received, and what became of it."""
+    async with rt.db.autocommit("notification_deliveries.get") as tx:
+        return await views.notification_delivery(tx, caller.tenant_id, delivery_id, raw=_sees_raw(caller))
+
+
+@events.get("")
+async def list_events(
+    caller: Reader,
+    rt: RuntimeDep,
+    wanted: WantedDep,
+    *,
+    type: Text = None,  # noqa: A002 - its name on the wire
+    order_id: Text = None,
+) -> objects.Page[objects.Event]:
+    """Events, newest first."""
+    if type is not None and type not in CATALOGUE:
+        sentence = "must be an event type"
+        raise ValidationFailed(f"type: {sentence}", errors=[{"parameter": "type", "detail": sentence}])
+    async with rt.db.autocommit("events.list") as tx:
+        return await views.events(tx, caller.tenant_id, wanted, event_type=type, order_id=order_id)
+
+
+@events.get("/{event_id}")
+async def get_event(caller: Reader, rt: RuntimeDep, event_id: str) -> objects.Event:
+    """One event, as it was frozen."""
+    if not _EVENT_ID.fullmatch(event_id):
+        raise NotFound
+    async with rt.db.autocommit("events.get") as tx:
+        return await views.event(tx, caller.tenant_id, event_id)
+
+
+@outbound.get("")
+async def list_event_deliveries(
+    caller: Reader,
+    rt: RuntimeDep,
+    wanted: WantedDep,
+    *,
+    status: Annotated[EventDeliveryStatus | None, Query()] = None,
+    endpoint_id: Text = None,
+    event_id: Text = None,
+    order_id: Text = None,
+) -> objects.Page[objects.EventDelivery]:
+    """Event deliveries with their attempts, newest first; `status=dead` lists the dead letters."""
+    filters: dict[str, Any] = {"status": status, "event_id": event_id, "order_id": order_id}
+    filters["endpoint_id"] = None if endpoint_id is None else _endpoint(endpoint_id)
+    async with rt.db.autocommit("event_deliveries.list") as tx:
+        return await views.event_deliveries(tx, caller.tenant_id, wanted, **filters)
+
+
+def _endpoint(endpoint_id: str) -> UUID:
+    try:
+        return ids.read(ids.ENDPOINT, endpoint_id)
+    except NotFound:
+        sentence = "must be the id of an endpoint, ep_…"
+        raise ValidationFailed(f"endpoint_id: {sentence}", errors=[{"parameter": "endpoint_id", "detail": sentence}]) from None
+
+
+@outbound.get("/{delivery_id}")
+async def get_event_delivery(caller: Reader, rt: RuntimeDep, delivery_id: str) -> objects.EventDelivery:
+    """One event delivery with its attempts."""
+    async with rt.db.autocommit("event_deliveries.get") as tx:
+        return await views.event_delivery(tx, caller.tenant_id, delivery_id)

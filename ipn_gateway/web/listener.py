@@ -1,0 +1,90 @@
+"""`POST /ipn/{source}`: the only route that a provider calls. A 2xx is a promise that we have it; nothing else has been decided yet.
+
+Checked in this order: 404, 405, 413, 415, 400, 401. The answer to whatever was stored carries `X-Delivery-Id`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from fastapi import APIRouter, Request, Response
+from fastapi.responses import JSONResponse
+
+from ipn_gateway import ids, logs, notifications
+from ipn_gateway.errors import GatewayError, MethodNotAllowed, NotFound
+from ipn_gateway.providers.base import InboundRequest
+from ipn_gateway.web import problems
+from ipn_gateway.web.deps import client_address, read_body, runtime
+
+if TYPE_CHECKING:
+    from ipn_gateway.notifications import Receipt
+    from ipn_gateway.providers.base import Ack
+    from ipn_gateway.sources import SourceAccount
+
+router = APIRouter()
+
+_OTHERS = ["GET", "HEAD", "PUT", "PATCH", "DELETE", "OPTIONS"]
+
+
+@router.post("/ipn/{source}/", include_in_schema=False)
+@router.post(
+    "/ipn/{source}",
+    tags=["listener"],
+    response_model=None,
+    responses={
+        200: {"description": "stored, whatever it turns out to be", "content": {"application/json": {}}},
+        400: {"description": "stored as `malformed`"},
+        401: {"description": "stored as `rejected`: the hash is missing or wrong"},
+        404: {"description": "no such source"},
+        413: {"description": "over 64 KiB"},
+        415: {"description": "stored as `malformed`: a Content-Type or Content-Encoding that the provider's adapter cannot read"},
+        503: {"description": "could not be stored; send it again after `Retry-After`"},
+    },
+)
+async def post_notification(source: str, request: Request) -> Response:
+    """Take a payment notification in. It is stored and committed before the answer; the provider is asked afterwards."""
+    account = await _account(request, source)
+    try:
+        body = await read_body(request)
+    except GatewayError:
+        logs.count("notifications.not_read")
+        raise
+    rt = runtime(request)
+    receipt = await notifications.receive(
+        rt.db, rt.sources, rt.floods, account, _inbound(request, body), remote_address=client_address(request)
+    )
+    rt.wakes.inbox.set()
+    return _answer(receipt, account.provider.ack)
+
+
+@router.api_route("/ipn/{source}/", methods=_OTHERS, include_in_schema=False, response_model=None)
+@router.api_route("/ipn/{source}", methods=_OTHERS, include_in_schema=False, response_model=None)
+async def refuse_other_methods(source: str, request: Request) -> Response:
+    """A source that is unknown is a 404 whatever the method."""
+    await _account(request, source)
+    logs.count("notifications.method_not_allowed")
+    return problems.respond(MethodNotAllowed(), {"Allow": "POST"})
+
+
+async def _account(request: Request, source: str) -> SourceAccount:
+    account = await runtime(request).sources.get(source)
+    if account is None:
+        logs.count("notifications.unknown_source")
+        raise NotFound("There is no source of this name.")
+    return account
+
+
+def _inbound(request: Request, body: bytes) -> InboundRequest:
+    headers = tuple((name.decode("latin-1"), value.decode("latin-1")) for name, value in request.headers.raw)
+    return InboundRequest(request.method, request.url.query, headers, body)
+
+
+def _answer(receipt: Receipt, ack: Ack) -> Response:
+    """Ours, or the exact bytes that the provider demands; a problem document for what is refused."""
+    shown = ids.show(ids.NOTIFICATION_DELIVERY, receipt.delivery_id) if receipt.delivery_id else None
+    headers = {"X-Delivery-Id": shown} if shown else {}
+    if receipt.error:
+        return problems.respond(receipt.error, headers)
+    if ack.body is not None:
+        return Response(ack.body, ack.status, headers, ack.media_type)
+    return JSONResponse({"delivery_id": shown, "status": "received"}, ack.status, headers)

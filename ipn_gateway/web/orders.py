@@ -1,0 +1,83 @@
+"""`/v1/orders`: what is owed, and what was paid for it."""
+
+import re
+from typing import Annotated
+
+from fastapi import APIRouter, Query, Request, Response
+
+from ipn_gateway import objects, orders, validation, views
+from ipn_gateway.errors import NotFound, StateConflict
+from ipn_gateway.models import OrderStatus
+from ipn_gateway.sources import SourceAccount
+from ipn_gateway.web import bodies, schemas
+from ipn_gateway.web.deps import Cashier, Reader, RuntimeDep, Since, Text, WantedDep
+
+router = APIRouter(prefix="/v1/orders", tags=["orders"])
+
+_ORDER_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
+
+
+@router.post("", status_code=201, openapi_extra=schemas.NewOrder.documented())
+async def create_order(caller: Cashier, request: Request, response: Response, rt: RuntimeDep) -> objects.Order:
+    """Register an order. Notifications that came before it are applied at once."""
+    new = await bodies.read(request, schemas.NewOrder)
+    amount = new.money()
+    source = await _source(rt, caller.tenant_id, new)
+    await orders.create(
+        rt.db,
+        caller.tenant_id,
+        orders.NewOrder(
+            order_id=new.order_id,
+            source=source.name,
+            amount=amount,
+            currency=new.currency,
+            return_url=new.return_url,
+            expires_at=new.expires_at,
+            metadata=new.metadata,
+        ),
+        sweep_schedule=rt.settings.sweep_schedule,
+    )
+    rt.wakes.inbox.set()  # parked deliveries may be due now
+    response.headers["Location"] = f"/v1/orders/{new.order_id}"
+    return await _shown(rt, caller.tenant_id, new.order_id)
+
+
+async def _source(rt: RuntimeDep, tenant_id: str, new: schemas.NewOrder) -> SourceAccount:
+    """The tenant's source that the order names, if it can take the order."""
+    account = await rt.sources.get(new.source) or await rt.sources.reload(new.source)  # it may have been made a moment ago
+    if account is None or account.tenant_id != tenant_id:
+        raise validation.refused("must be the name of one of your sources", "source")
+    longest = account.provider.order_id_length_max
+    if len(new.order_id) > longest:
+        raise validation.refused(f"must have at most {longest} characters, as {account.provider.name} takes no more", "order_id")
+    if account.disabled:
+        raise StateConflict("This source is disabled; register the order at another one.")
+    return account
+
+
+@router.get("")
+async def list_orders(
+    caller: Reader,
+    rt: RuntimeDep,
+    wanted: WantedDep,
+    *,
+    status: Annotated[OrderStatus | None, Query()] = None,
+    source: Text = None,
+    since: Since = None,
+) -> objects.Page[objects.Order]:
+    """Orders, newest first; `since` is the earliest creation."""
+    async with rt.db.autocommit("orders.list") as tx:
+        return await views.orders(tx, caller.tenant_id, wanted, status=status, source=source, since=since)
+
+
+@router.get("/{order_id}")
+async def get_order(caller: Reader, rt: RuntimeDep, order_id: str) -> objects.Order:
+    """One order, with its payments and refunds."""
+    if not _ORDER_ID.fullmatch(order_id):
+        raise NotFound
+    return await _shown(rt, caller.tenant_id, order_id)
+
+
+async def _shown(rt: RuntimeDep, tenant_id: str, order_id: str) -> objects.Order:
+    async with rt.db.autocommit("orders.get") as tx:
+        return await views.order(tx, tenant_id, order_id)

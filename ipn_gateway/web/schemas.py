@@ -1,0 +1,157 @@
+"""What callers send: the members of each body, their limits, and how OpenAPI describes them."""
+
+import json
+import re
+from decimal import Decimal
+from typing import Annotated, Any, Final
+from urllib.parse import urlsplit
+
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
+
+from ipn_gateway import money, sources, validation
+from ipn_gateway.endpoints import MAX_IN_FLIGHT_DEFAULT, OVERLAP_SECONDS_DEFAULT, OVERLAP_SECONDS_MAX
+from ipn_gateway.events import CATALOGUE
+from ipn_gateway.web.deps import Moment
+
+METADATA_BYTES_MAX: Final = 16 * 1024
+INTEGER_MAX: Final = 2**63
+RETURN_URL: Final = re.compile(r"https?://[!-~]+", re.IGNORECASE)
+
+
+def _currency(code: str) -> str:
+    money.exponent(code)
+    return code
+
+
+def _return_url(url: str) -> str:
+    try:
+        parts = urlsplit(url) if RETURN_URL.fullmatch(url) else None
+        usable = parts is not None and bool(parts.hostname) and parts.username is None and (parts.port or 1) > 0
+    except ValueError:
+        usable = False
+    if not usable:
+        raise ValueError("must be an absolute http or https URL, percent-encoded where needed")
+    return url
+
+
+def _metadata(given: dict[str, Any]) -> dict[str, Any]:
+    plain = _plain(given)
+    if len(json.dumps(plain, ensure_ascii=False, separators=(",", ":")).encode()) > METADATA_BYTES_MAX:
+        raise ValueError(f"must be at most {METADATA_BYTES_MAX // 1024} KiB of JSON")
+    assert isinstance(plain, dict)  # noqa: S101 - what is given is an object
+    return plain
+
+
+def _plain(value: Any) -> Any:
+    """The same JSON with numbers that every reader can hold: a double, or an integer of 64 bits."""
+    if isinstance(value, dict):
+        return {name: _plain(item) for name, item in value.items()}
+    if isinstance(value, list):
+        return [_plain(item) for item in value]
+    if isinstance(value, Decimal):
+        value = float(value)
+    if isinstance(value, float) and value in {float("inf"), float("-inf")}:
+        raise ValueError("holds a number that is too large")
+    if isinstance(value, int) and not -INTEGER_MAX <= value < INTEGER_MAX:
+        raise ValueError("holds a number that is too large")
+    return value
+
+
+def _known_filter(wanted: str) -> str:
+    families = {f"{name.partition('.')[0]}.*" for name in CATALOGUE}
+    if wanted not in {"*", *families, *CATALOGUE}:
+        raise ValueError("must be an event type, a family such as order.*, or *")
+    return wanted
+
+
+def _decimal(value: Any) -> Any:
+    return Decimal(value) if isinstance(value, int) and not isinstance(value, bool) else value
+
+
+def _seconds(value: Any) -> Any:
+    return float(value) if isinstance(value, Decimal) else value
+
+
+EventFilter = Annotated[str, AfterValidator(_known_filter)]
+Rate = Annotated[Decimal, BeforeValidator(_decimal), Field(gt=0, le=10_000)]
+
+
+class Body(BaseModel):
+    """What all of them share: no conversions, and no value in any message."""
+
+    model_config = ConfigDict(strict=True, frozen=True, extra="ignore", hide_input_in_errors=True)
+
+    @classmethod
+    def documented(cls, *, required: bool = True) -> dict[str, Any]:
+        """The body as OpenAPI has it, since we read it and not FastAPI."""
+        return {"requestBody": {"required": required, "content": {"application/json": {"schema": cls.model_json_schema()}}}}
+
+
+class NewSource(Body):
+    """A merchant account at a provider."""
+
+    name: str = Field(
+        description="the slug in the listener URL; never free again", json_schema_extra={"pattern": f"^{sources.NAME.pattern}$"}
+    )
+    provider: str = Field(examples=["sslcommerz"])
+    config: dict[str, Any] = Field(description="what the provider's adapter needs; secrets are write-only")
+
+
+class SourceChange(Body):
+    """What changes in a source's configuration; null takes an optional value away."""
+
+    config: dict[str, Any] = Field(default_factory=dict)
+
+
+class NewOrder(Body):
+    """An order that is to be paid."""
+
+    order_id: str = Field(pattern=r"^[A-Za-z0-9._-]{1,64}$", description="the provider's transaction id, unchanged; unique per tenant")
+    amount: str = Field(description="decimal string, greater than 0, no finer than the currency", examples=["100.00"])
+    currency: Annotated[str, AfterValidator(_currency)] = Field(description="ISO 4217 code", examples=["BDT"])
+    source: str = Field(max_length=63, description="the name of one of your sources")
+    return_url: Annotated[str, Field(max_length=2000), AfterValidator(_return_url)] | None = None
+    expires_at: Moment | None = None
+    metadata: Annotated[dict[str, Any], AfterValidator(_metadata)] = Field(default_factory=dict, description="at most 16 KiB of JSON")
+
+    def money(self) -> Decimal:
+        """The amount. Raises `ValidationFailed`."""
+        try:
+            return money.parse(self.amount, self.currency)
+        except ValueError as error:
+            raise validation.refused(str(error), "amount") from None
+
+
+class NewEndpoint(Body):
+    """A subscription of a URL to events."""
+
+    url: str = Field(description="https; what it leads to is vetted at each send")
+    events: Annotated[list[EventFilter], Field(min_length=1, max_length=50)] = Field(
+        default_factory=lambda: ["*"], description="event types, families such as `order.*`, or `*`"
+    )
+    description: str = Field(default="", max_length=500)
+    max_in_flight: int = Field(default=MAX_IN_FLIGHT_DEFAULT, ge=1, le=100)
+    rate_per_second: Rate | None = None
+    ordered: bool = False
+
+
+class EndpointChange(NewEndpoint):
+    """What changes in an endpoint; members that are left out stay."""
+
+    url: str = ""
+
+    def changes(self) -> dict[str, Any]:
+        """The members that were given."""
+        return {name: getattr(self, name) for name in self.model_fields_set}
+
+
+class Rotation(Body):
+    """How long the old secrets sign beside the new one."""
+
+    overlap_seconds: Annotated[float, BeforeValidator(_seconds)] = Field(default=OVERLAP_SECONDS_DEFAULT, ge=0, le=OVERLAP_SECONDS_MAX)
+
+
+class Act(Body):
+    """A manual act."""
+
+    reason: str | None = Field(default=None, max_length=500)

@@ -1,0 +1,120 @@
+"""The loops of the roles: run once, then again at once while there is work, else wait for a hint or a moment; and how they stop."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+import psycopg
+
+from ipn_gateway import inbox, logs, reconciliation, retention
+from ipn_gateway.errors import GatewayError
+from ipn_gateway.event_deliveries import Dispatcher
+from ipn_gateway.inbox import Worker
+from ipn_gateway.reconciliation import Sweeper
+from ipn_gateway.slots import Slots
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Awaitable, Callable, Collection
+
+    from ipn_gateway.runtime import Runtime
+
+ROLES: Final = ("web", "inbox", "dispatcher", "maintenance")
+IDLE_SECONDS_MIN: Final = 0.02
+IDLE_SECONDS_MAX: Final = 1.0
+MAINTENANCE_SECONDS: Final = 60.0
+PARTITIONS_SECONDS: Final = 86400.0
+DISPATCH_SLOTS: Final = 64
+FAILED_SECONDS: Final = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Loop:
+    """One worker: what it does once, the hint that wakes it, and its longest idle wait in seconds."""
+
+    name: str
+    run_once: Callable[[], Awaitable[int]]
+    wake: asyncio.Event
+    idle_seconds_max: float = IDLE_SECONDS_MAX
+    idle_seconds_min: float = IDLE_SECONDS_MIN
+
+
+async def run_forever(loop: Loop, stop: asyncio.Event) -> None:
+    """Run until stopping sets both events. Idle waits double up to the longest; what fails is logged and tried again."""
+    idle = loop.idle_seconds_min
+    while not stop.is_set():
+        try:
+            busy = await loop.run_once()
+        except (GatewayError, psycopg.Error, OSError) as error:
+            logs.get("workers").error("worker.failed", worker=loop.name, error_class=type(error).__name__)
+            busy, idle = 0, max(idle, FAILED_SECONDS)
+        if busy:
+            idle = loop.idle_seconds_min
+            continue
+        with suppress(TimeoutError):
+            async with asyncio.timeout(idle):
+                await loop.wake.wait()
+                idle = loop.idle_seconds_min / 2
+        loop.wake.clear()
+        idle = min(idle * 2, loop.idle_seconds_max)
+
+
+@asynccontextmanager
+async def running(rt: Runtime, roles: Collection[str]) -> AsyncIterator[None]:
+    """Run the workers of the roles. On leaving: no new claims, what is being worked on ends within its lease, the rest is given back."""
+    stop = asyncio.Event()
+    inbox_slots = Slots(inbox.SLOTS, freed=rt.wakes.inbox.set)
+    sweep_slots = Slots(reconciliation.SLOTS, freed=rt.wakes.sweep.set)
+    dispatcher = Dispatcher(
+        rt.dispatcher_db, rt.transport, rt.vault, Slots(DISPATCH_SLOTS, freed=rt.wakes.dispatcher.set), rt.settings, chance=random.random
+    )
+    loops = [*_inbox(rt, roles, inbox_slots), *_dispatcher(rt, roles, dispatcher), *_maintenance(rt, roles, sweep_slots)]
+    tasks = Slots(len(loops) or 1)
+    for loop in loops:
+        tasks.start(run_forever(loop, stop), name=loop.name)
+    try:
+        yield
+    finally:
+        stop.set()
+        for loop in loops:
+            loop.wake.set()
+        await tasks.drained(seconds=rt.settings.inbox_lease_seconds)
+        await dispatcher.stop(seconds=rt.settings.delivery_timeout_seconds)
+        for slots in (inbox_slots, sweep_slots):
+            await slots.drained(seconds=rt.settings.provider_timeout_seconds)
+            await slots.cancel()
+        await tasks.cancel()
+
+
+def _inbox(rt: Runtime, roles: Collection[str], slots: Slots) -> list[Loop]:
+    if "inbox" not in roles:
+        return []
+    worker = Worker(rt.inbox_db, rt.sources, rt.transport, rt.settings, slots, rt.wakes.dispatcher.set, rt.effect)
+    return [Loop("inbox", lambda: inbox.run_once(worker), rt.wakes.inbox)]
+
+
+def _dispatcher(rt: Runtime, roles: Collection[str], dispatcher: Dispatcher) -> list[Loop]:
+    return [Loop("dispatcher", dispatcher.run_once, rt.wakes.dispatcher)] if "dispatcher" in roles else []
+
+
+def _maintenance(rt: Runtime, roles: Collection[str], slots: Slots) -> list[Loop]:
+    if "maintenance" not in roles:
+        return []
+    sweeper = Sweeper(rt.maintenance_db, rt.sources, rt.transport, rt.settings, slots, rt.wakes.dispatcher.set, rt.effect)
+
+    async def parked() -> int:
+        if released := await inbox.release_parked(rt.maintenance_db, parking_hours=rt.settings.parking_hours):
+            rt.wakes.inbox.set()
+        return 0 * released
+
+    async def partitions() -> int:
+        return 0 * await retention.ensure_partitions(rt.maintenance_db)
+
+    return [
+        Loop("sweep", lambda: reconciliation.run_once(sweeper), rt.wakes.sweep),
+        Loop("parked", parked, asyncio.Event(), MAINTENANCE_SECONDS, MAINTENANCE_SECONDS),
+        Loop("partitions", partitions, asyncio.Event(), PARTITIONS_SECONDS, PARTITIONS_SECONDS),
+    ]

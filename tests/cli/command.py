@@ -1,0 +1,150 @@
+"""Commands as they are used: in processes of their own, with an environment that a test chooses."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import sys
+from asyncio.subprocess import DEVNULL, PIPE, Process
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+from cryptography.fernet import Fernet
+from pydantic import SecretStr
+
+from ipn_gateway import sources, tenants
+from ipn_gateway.vault import Vault
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+    from pathlib import Path
+
+    from ipn_gateway.db import Database
+
+COMMAND_SECONDS = 60
+
+
+@dataclass(frozen=True)
+class Done:
+    """How a command ended, and what it wrote."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def json(self) -> Any:
+        """The last line of standard output."""
+        return json.loads(self.out.splitlines()[-1])
+
+    @property
+    def sentence(self) -> str:
+        """What it says about its failure: one line, which names the command."""
+        (line,) = self.err.splitlines()
+        assert line.startswith("ipn-gateway: ")
+        return line.removeprefix("ipn-gateway: ")
+
+
+def given_database(url: str) -> dict[str, str]:
+    """The environment for a database that somebody else runs."""
+    return {"IPN_DATABASE_URL": url, "IPN_SECRET_KEY": Fernet.generate_key().decode()}
+
+
+def embedded(data_dir: Path) -> dict[str, str]:
+    """The environment for the embedded one."""
+    return {"IPN_DATA_DIR": str(data_dir)}
+
+
+async def source(db: Database, settings: dict[str, str], name: str) -> None:
+    """A source of the tenant `acme`, made without a command."""
+    await tenants.create_key(db, "acme")
+    given = {"store_id": "testbox", "store_passwd": "qwerty", "mode": "sandbox"}
+    await sources.create(db, Vault([SecretStr(settings["IPN_SECRET_KEY"])]), "acme", name, provider="sslcommerz", given=given, actor="test")
+
+
+async def start(*arguments: str, **settings: str) -> Process:
+    """Start a command. A session of its own keeps the signals that a test sends from the test itself."""
+    return await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "ipn_gateway", *arguments),
+        stdin=DEVNULL,
+        stdout=PIPE,
+        stderr=PIPE,
+        env=os.environ | settings,
+        start_new_session=True,
+    )
+
+
+async def ended(process: Process) -> Done:
+    """Wait for its end."""
+    try:
+        async with asyncio.timeout(COMMAND_SECONDS):
+            out, err = await process.communicate()
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+    return Done(process.returncode or 0, out.decode(), err.decode())
+
+
+async def run(*arguments: str, **settings: str) -> Done:
+    """Run a command to its end."""
+    return await ended(await start(*arguments, **settings))
+
+
+@dataclass
+class Serving:
+    """A `serve` or `simulate` that runs. `line` is what it said when it was ready."""
+
+    process: Process
+    line: str
+
+    @property
+    def url(self) -> str:
+        """Where it listens."""
+        return next(word for word in self.line.split() if word.startswith("http://"))
+
+    def signal(self, number: int = signal.SIGTERM) -> None:
+        """Send a signal."""
+        self.process.send_signal(number)
+
+    async def ended(self) -> Done:
+        """Wait for its end."""
+        return await ended(self.process)
+
+    async def stopped(self) -> Done:
+        """Ask it to stop and wait for its end."""
+        self.signal()
+        return await self.ended()
+
+    async def takes_no_more(self) -> None:
+        """Wait until it listens no more: then it has seen the signal."""
+        address = urlsplit(self.url)
+        async with asyncio.timeout(COMMAND_SECONDS):
+            while True:
+                try:
+                    _, writer = await asyncio.open_connection(address.hostname, address.port)
+                except OSError:
+                    return
+                writer.close()
+                await asyncio.sleep(0.02)
+
+
+@asynccontextmanager
+async def serving(*arguments: str, **settings: str) -> AsyncIterator[Serving]:
+    """Start a command that stays, and wait until it says that it is ready; killed at the end if the test did not stop it."""
+    process = await start(*arguments, **settings)
+    assert process.stdout is not None
+    try:
+        async with asyncio.timeout(COMMAND_SECONDS):
+            line = (await process.stdout.readline()).decode().strip()
+        if not line:
+            raise AssertionError((await ended(process)).err)
+        yield Serving(process, line)
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.communicate()

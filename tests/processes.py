@@ -1,0 +1,153 @@
+"""Several gateway processes on one database, beside a simulated provider and a subscriber: started, killed, looked at."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+from decimal import Decimal
+from typing import TYPE_CHECKING, Any
+
+import httpx
+from cryptography.fernet import Fernet
+from pydantic import SecretStr
+
+from ipn_gateway import endpoints, orders, sources, tenants
+from ipn_gateway.clock import Clock
+from ipn_gateway.db import Database
+from ipn_gateway.faults import Faults
+from ipn_gateway.simulator.app import Simulator, SimulatorConfig, create_app
+from ipn_gateway.simulator.control import PaymentRequest
+from ipn_gateway.simulator.serving import serving
+from ipn_gateway.simulator.sslcommerz import encode
+from ipn_gateway.simulator.subscriber import create_subscriber
+from ipn_gateway.vault import Vault
+from tests.world import PASSWORD, SOURCE, STORE, TENANT
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from fastapi import FastAPI
+
+FORM = {"content-type": "application/x-www-form-urlencoded"}
+SHORT = {  # a crash is picked up after its lease, so leases are short here
+    "IPN_PROVIDER_TIMEOUT_SECONDS": "1",
+    "IPN_INBOX_LEASE_SECONDS": "2",
+    "IPN_DELIVERY_TIMEOUT_SECONDS": "1",
+    "IPN_DISPATCH_LEASE_SECONDS": "2",
+    "IPN_RETRY_SCHEDULE": "0,0.2*50",
+    "IPN_VALIDATION_SCHEDULE": "0,0.2*50",
+    "IPN_ALLOW_LOOPBACK_ENDPOINTS": "true",
+}
+
+
+@dataclass
+class Process:
+    """A running gateway."""
+
+    url: str
+    handle: asyncio.subprocess.Process
+
+    async def ended(self, *, seconds: float = 20) -> int:
+        """Wait for its end; its return code."""
+        async with asyncio.timeout(seconds):
+            return await self.handle.wait()
+
+    async def kill(self) -> None:
+        """SIGKILL."""
+        if self.handle.returncode is None:
+            self.handle.kill()
+        await self.ended()
+
+
+@dataclass
+class Site:
+    """One database, one provider, one subscriber, any number of gateways."""
+
+    database_url: str
+    db: Database
+    simulator: Simulator
+    subscriber: FastAPI
+    environment: dict[str, str]
+    http: httpx.AsyncClient
+    running: list[Process] = field(default_factory=list)
+
+    async def start(self, *, crash_at: str | None = None, roles: str = "web,inbox,dispatcher,maintenance") -> Process:
+        """Start a gateway and wait until it listens."""
+        crash = ["--crash-at", crash_at] if crash_at else []
+        handle = await asyncio.create_subprocess_exec(
+            sys.executable,
+            "-m",
+            "tests.gateway_process",
+            self.database_url,
+            "--roles",
+            roles,
+            *crash,
+            stdout=asyncio.subprocess.PIPE,
+            env=os.environ | self.environment,
+        )
+        assert handle.stdout is not None
+        async with asyncio.timeout(30):
+            line = await handle.stdout.readline()
+        process = Process(line.decode().strip(), handle)
+        self.running.append(process)
+        return process
+
+    async def order(self, order_id: str, amount: str = "1000.00") -> None:
+        """A registered order, made beside the gateways."""
+        await orders.create(self.db, TENANT, orders.NewOrder(order_id, SOURCE, Decimal(amount), "BDT"), sweep_schedule=(300,))
+
+    def pay(self, order_id: str, amount: str = "1000.00", **given: Any) -> bytes:
+        """An attempt at the provider; the body of its notification, which is not sent."""
+        asked = PaymentRequest(tran_id=order_id, amount=Decimal(amount), currency="BDT", send_ipn=False, **given)
+        return encode(self.simulator.control.pay(asked))
+
+    async def notify(self, process: Process, body: bytes) -> int:
+        """Post a notification; the status, or 0 where no answer came."""
+        try:
+            return (await self.http.post(f"{process.url}/ipn/{SOURCE}", content=body, headers=FORM)).status_code
+        except httpx.TransportError:
+            return 0
+
+    async def value(self, sql: str, **parameters: Any) -> Any:
+        """The first column of the first row."""
+        async with self.db.autocommit("test.value") as tx:
+            return await tx.value(sql, parameters)
+
+    async def until(self, sql: str, expected: Any, *, seconds: float = 20) -> None:
+        """Await that a query gives the expected value; fails with what it gave last."""
+        found = None
+        try:
+            async with asyncio.timeout(seconds):
+                while (found := await self.value(sql)) != expected:  # noqa: ASYNC110 - other processes write; only the database tells
+                    await asyncio.sleep(0.02)
+        except TimeoutError:
+            raise AssertionError(f"{sql} gave {found}, not {expected}, within {seconds} s") from None
+
+
+@asynccontextmanager
+async def opened(database_url: str) -> AsyncIterator[Site]:
+    """A site with one source and one endpoint, and no gateway yet. All gateways are killed at the end."""
+    key = Fernet.generate_key().decode()
+    async with AsyncExitStack() as stack:
+        provider = create_app(SimulatorConfig(store_id=STORE, store_passwd=PASSWORD, seed=1))
+        provider_url = await stack.enter_async_context(serving(provider))
+        subscriber = create_subscriber()
+        subscriber_url = await stack.enter_async_context(serving(subscriber))
+        db = await stack.enter_async_context(Database(database_url, clock=Clock(), faults=Faults(), name="test"))
+        http = await stack.enter_async_context(httpx.AsyncClient(trust_env=False, timeout=30))
+        await tenants.create_key(db, TENANT)
+        vault = Vault([SecretStr(key)])
+        given = {"store_id": STORE, "store_passwd": PASSWORD, "mode": "sandbox", "base_url": provider_url}
+        await sources.create(db, vault, TENANT, SOURCE, provider="sslcommerz", given=given, actor="test")
+        new = endpoints.NewEndpoint(url=f"{subscriber_url}/webhooks", events=["*"])
+        made = await endpoints.create(db, vault, TENANT, new, secret_bytes=os.urandom(32), actor="test")
+        subscriber.state.subscriber.secrets = [made.secret]
+        site = Site(database_url, db, provider.state.simulator, subscriber, SHORT | {"IPN_SECRET_KEY": key}, http)
+        try:
+            yield site
+        finally:
+            for process in site.running:
+                await process.kill()

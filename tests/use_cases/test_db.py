@@ -1,0 +1,208 @@
+"""Named transactions: what they refuse, and when they are run again."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+import psycopg
+import pytest
+from psycopg import errors as pg
+
+from ipn_gateway.clock import Clock
+from ipn_gateway.db import RERUNS_MAX, Database, assert_no_transaction
+from ipn_gateway.errors import ConfigurationError, Overloaded, PoolExhausted
+from ipn_gateway.faults import Faults
+
+if TYPE_CHECKING:
+    from ipn_gateway.db import Transaction
+
+ADD = "INSERT INTO order_slots (tenant_id, order_id) VALUES ('shop', %(id)s)"
+COUNT = "SELECT count(*) FROM order_slots"
+
+
+async def count(db: Database) -> int:
+    async with db.autocommit("test.count") as tx:
+        return int(await tx.value(COUNT))
+
+
+async def test_a_block_that_ends_commits_and_one_that_raises_rolls_back(db: Database) -> None:
+    """All of a transaction or nothing of it."""
+    async with db.transaction("test.kept") as tx:
+        await tx.execute(ADD, {"id": "kept"})
+    with pytest.raises(ZeroDivisionError):  # noqa: PT012 - the block is what is tested
+        async with db.transaction("test.lost") as tx:
+            await tx.execute(ADD, {"id": "lost"})
+            raise ZeroDivisionError
+
+    assert await count(db) == 1
+
+
+async def test_nesting_is_refused_and_the_outer_transaction_can_go_on(db: Database) -> None:
+    """Beginning one inside another is a programming error, and so is a foreign call."""
+    async with db.transaction("test.outer") as tx:
+        with pytest.raises(RuntimeError, match=r"test\.inner begins inside test\.outer"):
+            async with db.transaction("test.inner"):
+                pass
+        with pytest.raises(RuntimeError, match=r"inside the transaction test\.outer"):
+            assert_no_transaction()
+        await tx.execute(ADD, {"id": "a"})
+    assert_no_transaction()
+
+    assert await count(db) == 1
+
+
+async def test_the_connection_of_a_transaction_refuses_to_commit(db: Database) -> None:
+    """Whoever gets the connection inside the transaction cannot end it."""
+    async with db.transaction("test.guarded") as tx:
+        with pytest.raises(psycopg.ProgrammingError):
+            await tx.connection.commit()
+        with pytest.raises(psycopg.ProgrammingError):
+            await tx.connection.rollback()
+
+
+@pytest.mark.case("S48")
+async def test_sql_sees_the_moved_clock_inside_and_outside_transactions(db: Database, clock: Clock) -> None:
+    """The offset of the clock is what tests move; another transaction afterwards sees the new one."""
+    async with db.autocommit("test.now") as tx:
+        before = await tx.value("SELECT ipn_now()")
+    clock.advance(hours=5)
+    async with db.transaction("test.now") as tx:
+        inside = await tx.value("SELECT ipn_now()")
+    async with db.autocommit("test.now") as tx:
+        outside = await tx.value("SELECT ipn_now()")
+
+    assert timedelta(hours=5) <= inside - before < timedelta(hours=5, minutes=1)
+    assert timedelta(hours=5) <= outside - before < timedelta(hours=5, minutes=1)
+
+
+@pytest.mark.case("S101")
+@pytest.mark.parametrize("error", [pg.SerializationFailure, pg.DeadlockDetected])
+async def test_a_serialization_failure_or_deadlock_is_run_again_whole(db: Database, faults: Faults, error: type[Exception]) -> None:
+    """The function runs until it gets through; what the failed runs wrote is gone."""
+    failures = iter([error("one"), error("two")])
+
+    async def fail() -> None:
+        if found := next(failures, None):
+            raise found
+
+    faults.on["test.add:before_commit"] = fail
+    runs = await db.rerun(adding, db, [])
+
+    assert (runs, await count(db)) == (3, 1)
+
+
+@pytest.mark.case("S101")
+async def test_what_never_gets_through_ends_as_overloaded(db: Database, faults: Faults) -> None:
+    """Bounded: after five runs the caller answers 503, or leaves the row to its lease."""
+
+    async def fail() -> None:
+        raise pg.SerializationFailure
+
+    faults.on["test.add:before_commit"] = fail
+    runs: list[int] = []
+
+    with pytest.raises(Overloaded):
+        await db.rerun(adding, db, runs)
+
+    assert (len(runs), await count(db)) == (RERUNS_MAX, 0)
+
+
+async def test_any_other_database_error_is_not_run_again(db: Database, faults: Faults) -> None:
+    """A unique violation says something; running it again would say it again."""
+    await db.rerun(adding, db, [])
+    runs: list[int] = []
+
+    with pytest.raises(pg.UniqueViolation):
+        await db.rerun(adding, db, runs)
+
+    assert len(runs) == 1
+
+
+@pytest.mark.case("S103")
+async def test_a_connection_that_is_cut_before_commit_is_replaced(db: Database, database_url: str, faults: Faults) -> None:
+    """The backend is terminated in mid-transaction; the function runs again on a new connection."""
+    victims: list[int] = []
+
+    async def terminate() -> None:
+        if len(victims) == 1:
+            async with await psycopg.AsyncConnection.connect(database_url) as other:
+                await other.execute("SELECT pg_terminate_backend(%s, 5000)", (victims[0],))
+
+    async def add(tx: Transaction) -> None:
+        victims.append(await tx.value("SELECT pg_backend_pid()"))
+        await tx.execute("SELECT 'terminated behind this one'")
+        await tx.execute("SELECT 'fails in the first run'")
+
+    faults.on["test.add:statement_3"] = terminate
+    runs = await db.rerun(adding, db, [], add)
+
+    assert (runs, await count(db)) == (2, 1)
+
+
+@pytest.mark.case("S103")
+async def test_a_block_on_a_lost_connection_does_not_pass_for_a_commit(database_url: str, clock: Clock) -> None:
+    """The driver leaves the block of a dead connection in silence; that must not look like success."""
+    faults = Faults()
+    async with Database(database_url, clock=clock, faults=faults) as db:
+        with pytest.raises(psycopg.OperationalError):  # noqa: PT012 - the block is what is tested
+            async with db.transaction("test.cut") as tx:
+                await tx.execute(ADD, {"id": "a"})
+                backend = tx.connection
+
+                async def cut() -> None:
+                    backend.pgconn.finish()
+
+                faults.on["test.cut:before_commit"] = cut
+
+        assert await count(db) == 0
+
+
+async def test_a_failed_statement_that_is_swallowed_does_not_pass_for_a_commit(db: Database) -> None:
+    """PostgreSQL answers COMMIT of a failed transaction with ROLLBACK and no error; that must not look like success."""
+    with pytest.raises(pg.InFailedSqlTransaction):  # noqa: PT012 - the block is what is tested
+        async with db.transaction("test.swallows") as tx:
+            await tx.execute(ADD, {"id": "a"})
+            with pytest.raises(pg.UndefinedTable):
+                await tx.execute("SELECT * FROM nowhere")
+
+    assert await count(db) == 0
+
+
+async def test_a_transaction_that_was_ended_inside_its_block_is_an_error(db: Database) -> None:
+    """COMMIT as a statement gets past the driver; the block says so."""
+    with pytest.raises(pg.InFailedSqlTransaction):
+        async with db.transaction("test.ended") as tx:
+            await tx.execute("COMMIT")
+
+
+async def test_an_exhausted_pool_says_so_quickly(database_url: str, clock: Clock) -> None:
+    """One connection, taken: the next one does not wait for long."""
+    async with Database(database_url, clock=clock, faults=Faults(), connections_max=1) as db, db.transaction("test.holds"):
+
+        async def second() -> None:
+            async with db.autocommit("test.waits"):
+                pass
+
+        with pytest.raises(PoolExhausted):
+            await asyncio.get_running_loop().create_task(second(), context=contextvars.Context())  # as another request would
+
+
+async def test_a_server_that_cannot_be_reached_is_refused_with_a_sentence(tmp_path) -> None:
+    """No traceback of a driver: what to check."""
+    db = Database(f"postgresql://x@/x?host={tmp_path}", clock=Clock(), faults=Faults())
+
+    with pytest.raises(ConfigurationError, match="cannot be reached"):
+        await db.open()
+
+
+async def adding(db: Database, runs: list[int], also=None) -> int:
+    """One transaction that adds the same row; how often it was run."""
+    runs.append(1)
+    async with db.transaction("test.add") as tx:
+        await tx.execute(ADD, {"id": "a"})
+        if also:
+            await also(tx)
+    return len(runs)
