@@ -69,7 +69,8 @@ SELECT l.tenant_id, l.notification_delivery_id, l.source_id, l.fence, l.proved, 
   LEFT JOIN source_states s ON s.source_id = l.source_id
 """
 
-# The sources with proved work are found by jumping through the index, however much is due; each has its own cap.
+# The sources with proved work are found by jumping through the index, however much is due; each has its own cap, and a free slot goes to
+# the one with the fewest in flight, so that no long queue starves another source.
 _PROVED = """
 WITH RECURSIVE working AS (
     (SELECT source_id FROM inbox WHERE proved AND due_at IS NOT NULL ORDER BY source_id LIMIT 1)
@@ -78,13 +79,14 @@ WITH RECURSIVE working AS (
              ORDER BY i.source_id LIMIT 1)
       FROM working w WHERE w.source_id IS NOT NULL
 ), caps AS (
-    SELECT w.source_id,
+    SELECT w.source_id, leased.count AS in_flight,
            CASE WHEN coalesce(s.unknown_streak, 0) < %(probing_from)s THEN %(per_source)s
-                WHEN s.probe_at IS NULL OR s.probe_at <= ipn_now() THEN 1 ELSE 0 END
-           - (SELECT count(*) FROM inbox i WHERE i.source_id = w.source_id AND i.proved AND i.lease_expires_at IS NOT NULL
-                 AND i.lease_expires_at > ipn_now()) AS free
-      FROM working w LEFT JOIN source_states s ON s.source_id = w.source_id
+                WHEN s.probe_at IS NULL OR s.probe_at <= ipn_now() THEN 1 ELSE 0 END - leased.count AS free
+      FROM working w LEFT JOIN source_states s ON s.source_id = w.source_id CROSS JOIN LATERAL (
+        SELECT count(*) FROM inbox i WHERE i.source_id = w.source_id AND i.proved AND i.lease_expires_at IS NOT NULL
+           AND i.lease_expires_at > ipn_now()) AS leased
      WHERE w.source_id IS NOT NULL
+     ORDER BY in_flight
 ), due AS (
     SELECT picked.tenant_id, picked.notification_delivery_id
       FROM caps CROSS JOIN LATERAL (
@@ -99,7 +101,9 @@ WITH RECURSIVE working AS (
 
 _UNPROVED = """
 WITH waiting AS (
-    SELECT DISTINCT source_id FROM inbox WHERE NOT proved AND due_at <= ipn_now()
+    SELECT DISTINCT source_id FROM inbox i LEFT JOIN source_states s USING (source_id)
+     WHERE NOT i.proved AND i.due_at <= ipn_now() AND (s.unproved_at IS NULL OR s.unproved_at <= ipn_now())
+     LIMIT %(limit)s
 ), budget AS (
     INSERT INTO source_states (source_id, unproved_at)
     SELECT source_id, ipn_now() + %(unproved)s * interval '1 second' FROM waiting ORDER BY source_id
@@ -124,7 +128,7 @@ async def proved(db: Database, *, limit: int, lease_seconds: float, parking_hour
 
 
 async def unproved(db: Database, *, limit: int, lease_seconds: float, parking_hours: float) -> list[Row]:
-    """Claim one due delivery that proves nothing for each source whose second is over, none when `limit` is 0."""
+    """Claim one due delivery that proves nothing for each source whose second is over, at most `limit`."""
     return await _claim(db, "inbox.claim_unproved", _UNPROVED, limit, lease_seconds, parking_hours)
 
 

@@ -61,12 +61,14 @@ class Worker:
 
 async def run_once(worker: Worker) -> int:
     """Claim what is due, as much as slots are free, and start work on it; how many were claimed."""
-    limit, lease, parking = worker.slots.free, worker.settings.inbox_lease_seconds, worker.settings.parking_hours
-    claimed = await claims.proved(worker.db, limit=limit, lease_seconds=lease, parking_hours=parking)
-    claimed += await claims.unproved(worker.db, limit=limit - len(claimed), lease_seconds=lease, parking_hours=parking)
-    for row in claimed:
-        worker.slots.start(work(worker, row), name=f"inbox {row.notification_delivery_id}")
-    return len(claimed)
+    lease, parking = worker.settings.inbox_lease_seconds, worker.settings.parking_hours
+    claimed = 0
+    for claim in (claims.proved, claims.unproved):
+        rows = await claim(worker.db, limit=worker.slots.free, lease_seconds=lease, parking_hours=parking)
+        claimed += len(rows)
+        for row in rows:
+            worker.slots.start(work(worker, row), name=f"inbox {row.notification_delivery_id}")
+    return claimed
 
 
 async def work(worker: Worker, row: Row) -> None:

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from ipn_gateway import claims, effects, ids, inbox, logs, reconciliation
+from ipn_gateway import claims, effects, ids, inbox, logs, notifications, reconciliation
 from ipn_gateway.effects import Origin
-from ipn_gateway.providers.base import Confirmed, Effect
+from ipn_gateway.providers.base import Confirmed, Effect, InboundRequest
 from ipn_gateway.simulator.sslcommerz import encode
 from ipn_gateway.slots import Slots
 from tests import world as worlds
@@ -88,6 +88,30 @@ async def test_fifty_copies_at_once_have_one_effect(world: World) -> None:
     assert await world.rows("SELECT status, amount_paid, event_count FROM orders") == [
         {"status": "paid", "amount_paid": Decimal("1000.00"), "event_count": 1}
     ]
+
+
+@pytest.mark.case("S107", "S108", "B01")
+async def test_the_listener_and_the_return_page_at_once_are_one_effect(world: World) -> None:
+    """Fifty rounds of the same payment by both ways: one effect and one event a round, and the loser is a duplicate."""
+    account = await world.rt.sources.get(SOURCE)
+    assert account is not None
+    for number in range(50):
+        await world.order(f"ORD-{number}")
+        fields = world.pay(f"ORD-{number}")
+        request = InboundRequest("POST", "", FORM, encode(fields))
+        browser = notifications.receive(world.rt.db, world.rt.sources, world.rt.floods, account, request, via="return/success")
+        await released(world.notify(fields), browser)
+        hold_verdicts(world, 2)
+        await world.drain()
+
+    assert await world.rows("SELECT via, count(*) FROM notification_deliveries GROUP BY via ORDER BY via") == [
+        {"via": "ipn", "count": 50},
+        {"via": "return/success", "count": 50},
+    ]
+    assert sorted(await world.outcomes()) == ["applied"] * 50 + ["duplicate"] * 50
+    counts = await world.counts()
+    assert (counts["processed_notifications"], counts["payments"], counts["events"]) == (50, 50, 50)
+    assert await world.value("SELECT count(*) FROM orders WHERE amount_paid <> amount OR event_count <> 1") == 0
 
 
 @pytest.mark.case("S110", "B03")

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from psycopg import errors as pg
+from structlog.testing import capture_logs
 
 from ipn_gateway import reconciliation
 from ipn_gateway.slots import Slots
@@ -161,15 +162,19 @@ async def test_two_payments_under_one_order_are_both_found(world: World) -> None
 
 
 @pytest.mark.case("S106")
-async def test_other_money_is_not_applied(world: World) -> None:
-    """What does not fit is no payment of the order; the notification of it, when it comes, waits for a person."""
+async def test_other_money_is_not_applied_and_alarms(world: World) -> None:
+    """What does not fit is no payment of the order; a person hears of it, and the notification, when it comes, waits for that person."""
     await world.order("ORD-1")
     world.pay("ORD-1", "400.00")
     world.rt.clock.advance(seconds=300)
-    await world.sweep()
+    with capture_logs() as lines:
+        await world.sweep()
 
     assert await world.status("ORD-1") == "pending"
     assert await world.value("SELECT count(*) FROM payments") == 0
+    assert [(line["log_level"], line["outcome"], line["reason"]) for line in lines if line["event"] == "sweep.found"] == [
+        ("error", "held", "amount")
+    ]
 
 
 # The expiry

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from ipn_gateway import inbox
+from ipn_gateway import claims, inbox
 from ipn_gateway.slots import Slots
 
 if TYPE_CHECKING:
@@ -212,6 +212,37 @@ async def test_a_worker_that_lost_its_lease_writes_nothing(world: World, first_a
     assert await world.rows("SELECT * FROM notification_deliveries") == decided
     assert await world.value("SELECT count(*) FROM inbox") == 0
     assert (await world.counts())["processed_notifications"] == 1
+
+
+@pytest.mark.case("S141")
+@pytest.mark.parametrize("answer", ["true", "status500", "invalid_transaction", "store_id"])
+async def test_a_worker_whose_lease_was_taken_over_stays_out_of_the_way(world: World, answer: str) -> None:
+    """The other one is still at it: the first neither decides nor gives back what is not its own any more."""
+    await world.order("ORD-1")
+    receipt = await world.notify(world.pay("ORD-1"))
+    if answer == "store_id":
+        world.fault("validator", "fields", fields={"store_id": "evil01"})
+    elif answer != "true":
+        world.fault("validator", answer)
+    taken_over: list[claims.Row] = []
+
+    async def oversleep() -> None:
+        del world.rt.faults.on["transport.ask:after"]
+        world.rt.clock.advance(seconds=world.rt.settings.inbox_lease_seconds)
+        taken_over.extend(await claims.proved(world.rt.inbox_db, limit=1, lease_seconds=45, parking_hours=72))
+
+    world.rt.faults.on["transport.ask:after"] = oversleep
+    await world.drain()
+
+    assert await world.outcome(receipt) == ("received", None)
+    assert (await world.counts())["processed_notifications"] == 0
+    assert await world.rows("SELECT fence, asked, refuted, questions, lease_expires_at > ipn_now() AS leased FROM inbox") == [
+        {"fence": 2, "asked": 0, "refuted": 0, "questions": 0, "leased": True}
+    ]
+
+    await inbox.work(world.worker, taken_over[0])
+
+    assert await world.outcome(receipt) == ("applied", None)
 
 
 async def test_a_fault_of_ours_ends_as_dead_and_not_as_a_loop(world: World) -> None:
