@@ -127,7 +127,7 @@ class Recorder:
 
 # A row is written only under its fence and while leased, so that a late writer, or a re-run after a COMMIT that did arrive, writes nothing.
 # `delivered` beats what a person did meanwhile, since it is true; it never reverts. One success among an endpoint's attempts of a batch
-# ends its failing; rows of healthy endpoints are not touched.
+# ends its failing; rows of healthy endpoints are not touched. Locks: event deliveries sorted by id, then states, as `endpoints` takes them.
 _RECORD: Final = """
 WITH given AS (
     SELECT * FROM unnest(
@@ -215,6 +215,7 @@ async def _lock_endpoints(tx: Transaction, attempts: Sequence[Attempt]) -> None:
 
 
 def _rows(attempts: Sequence[Attempt]) -> dict[str, Any]:
+    attempts = sorted(attempts, key=lambda attempt: (attempt.tenant_id, attempt.event_delivery_id))
     outcomes = [attempt.outcome for attempt in attempts]
     return {
         "tenant_ids": [attempt.tenant_id for attempt in attempts],

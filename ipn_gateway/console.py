@@ -94,8 +94,10 @@ def vault(chosen: Settings) -> Vault:
 
 
 def public_url(chosen: Settings) -> str:
-    """Where providers reach the service, as far as a process knows that is not `serve` itself."""
-    return (chosen.public_url or PUBLIC_URL).rstrip("/")
+    """Where providers reach the service: as set, else as the last `serve` on this data directory had it, else `serve`'s own default."""
+    from ipn_gateway import runtime
+
+    return (chosen.public_url or runtime.remembered_url(chosen) or PUBLIC_URL).rstrip("/")
 
 
 @contextlib.contextmanager

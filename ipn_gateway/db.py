@@ -13,8 +13,11 @@ programming error that nobody catches.
 from __future__ import annotations
 
 import asyncio
+import os
 import random
-from contextlib import asynccontextmanager
+import select
+import socket
+from contextlib import asynccontextmanager, suppress
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
 
@@ -41,10 +44,13 @@ SERVER_VERSION_MIN: Final = 150000
 RERUNS_MAX: Final = 5
 RERUN_WAIT_SECONDS: Final = 0.05  # doubled each time, times a draw between 0.5 and 1.5
 POOL_WAIT_SECONDS: Final = 2.0
-STATEMENT_TIMEOUT_SECONDS: Final = 15
+STATEMENT_TIMEOUT_SECONDS: Final = 10
 LOCK_TIMEOUT_SECONDS: Final = 5
 IDLE_IN_TRANSACTION_TIMEOUT_SECONDS: Final = 30
 SLOW_TRANSACTION_SECONDS: Final = 1.0
+CONNECTION_SECONDS_MAX: Final = 15.0  # from taking a connection to giving it back; a server that is silent keeps none of ours longer
+INTAKE_SECONDS_MAX: Final = 4.0  # the same where a sender waits for the answer
+RERUN_SECONDS_MAX: Final = 10.0  # no further run begins later than this
 
 _open: ContextVar[str | None] = ContextVar("ipn_open_transaction", default=None)
 
@@ -139,6 +145,7 @@ class Database:
             max_size=connections_max,
             max_waiting=connections_max * 20,
             timeout=POOL_WAIT_SECONDS,
+            reconnect_timeout=POOL_WAIT_SECONDS,  # then the next caller tries again at once, however long the server was away
             open=False,
             configure=_configure,
             kwargs={"row_factory": dict_row, "autocommit": True, "application_name": f"ipn-gateway {name}", "tcp_user_timeout": 10000},
@@ -170,15 +177,16 @@ class Database:
         await self.close()
 
     @asynccontextmanager
-    async def transaction(self, name: str) -> AsyncIterator[Transaction]:
+    async def transaction(self, name: str, *, seconds_max: float = CONNECTION_SECONDS_MAX) -> AsyncIterator[Transaction]:
         """A transaction that commits when the block ends and rolls back when it raises.
 
-        Has the fault points `name:before_commit` and `name:after_commit`. Raises `CommitUnknown` when the connection was lost at COMMIT,
-        `PoolExhausted` when no connection became free in time, and `RuntimeError` inside another transaction.
+        After `seconds_max` its connection is cut, whatever the server does. Has the fault points `name:before_commit` and
+        `name:after_commit`. Raises `CommitUnknown` when the connection was lost at COMMIT, `PoolExhausted` when no connection became free
+        in time, and `RuntimeError` inside another transaction.
         """
         self._refuse_nesting(name)
         committing = False
-        async with self._connection() as connection:
+        async with self._connection(seconds_max) as connection:
             _open.set(name)
             started = self.clock.monotonic_seconds()
             try:
@@ -201,10 +209,10 @@ class Database:
                 self._measure(name, self.clock.monotonic_seconds() - started)
 
     @asynccontextmanager
-    async def autocommit(self, name: str) -> AsyncIterator[Transaction]:
+    async def autocommit(self, name: str, *, seconds_max: float = CONNECTION_SECONDS_MAX) -> AsyncIterator[Transaction]:
         """A connection on which each statement commits by itself, for single reads and for what refuses a transaction block."""
         self._refuse_nesting(name)
-        async with self._connection() as connection:
+        async with self._connection(seconds_max) as connection:
             await self._shift_clock(connection, local=False)
             try:
                 yield Transaction(connection, name, self.faults)
@@ -212,12 +220,16 @@ class Database:
                 if self.clock.offset and not connection.closed:
                     await connection.execute("SELECT set_config('ipn.clock_offset', '', false)")
 
-    async def rerun(self, function: Callable[..., Awaitable[T]], *arguments: Any, **named: Any) -> T:
+    async def rerun(
+        self, function: Callable[..., Awaitable[T]], *arguments: Any, within_seconds: float = RERUN_SECONDS_MAX, **named: Any
+    ) -> T:
         """Run a function that holds exactly one transaction; again, whole, on a new connection, when its outcome is none or unknown.
 
-        40001 and 40P01, a lost connection and an unknown COMMIT are run again with jitter, at most five times in all; the function reads
-        its own row first and so finds its own success. Raises `Overloaded` when that did not help.
+        40001 and 40P01, a lost connection and an unknown COMMIT are run again with jitter, at most five times in all, and none that would
+        begin after `within_seconds`; the function reads its own row first and so finds its own success. Raises `Overloaded` when that did
+        not help.
         """
+        began = self.clock.monotonic_seconds()
         for attempt in range(1, RERUNS_MAX + 1):
             try:
                 return await function(*arguments, **named)
@@ -228,24 +240,30 @@ class Database:
                 self._log.warning(
                     "transaction.rerun", function=function.__qualname__, attempt=attempt, sqlstate=getattr(error, "sqlstate", None)
                 )
-                if attempt == RERUNS_MAX:
+                if attempt == RERUNS_MAX or self.clock.monotonic_seconds() - began > within_seconds:
                     raise Overloaded from error
                 await asyncio.sleep(RERUN_WAIT_SECONDS * 2 ** (attempt - 1) * random.uniform(0.5, 1.5))  # noqa: S311 - jitter
-                if not isinstance(error, _RERUN_WHOLE):
-                    await self._pool.check()
         raise AssertionError
 
     @asynccontextmanager
-    async def _connection(self) -> AsyncIterator[Connection]:
-        try:
-            connection = await self._pool.getconn()
-        except (psycopg_pool.PoolTimeout, psycopg_pool.TooManyRequests):
-            logs.count("pool.exhausted")
-            raise PoolExhausted(pool=self.name) from None
+    async def _connection(self, seconds_max: float) -> AsyncIterator[Connection]:
+        """A connection of the pool whose server has not hung up; its socket is shut down after `seconds_max`."""
+        while _hung_up(connection := await self._taken()):
+            await connection.close()
+            await self._pool.putconn(connection)
+        watchdog = asyncio.get_running_loop().call_later(seconds_max, _shut_down, connection)
         try:
             yield connection
         finally:
+            watchdog.cancel()
             await self._pool.putconn(connection)
+
+    async def _taken(self) -> Connection:
+        try:
+            return await self._pool.getconn()
+        except (psycopg_pool.PoolTimeout, psycopg_pool.TooManyRequests):
+            logs.count("pool.exhausted")
+            raise PoolExhausted(pool=self.name) from None
 
     async def _shift_clock(self, connection: Connection, *, local: bool) -> None:
         if self.clock.offset:
@@ -261,6 +279,23 @@ class Database:
         logs.count(f"transactions.{name}")
         if seconds > SLOW_TRANSACTION_SECONDS:
             self._log.warning("transaction.slow", transaction=name, duration_ms=round(seconds * 1000))
+
+
+def _hung_up(connection: Connection) -> bool:
+    """Whether the server closed the connection while it was idle: only then there is something to read, the end of the stream."""
+    if connection.closed:
+        return True
+    poll = select.poll()
+    poll.register(connection.fileno(), select.POLLIN)
+    return bool(poll.poll(0))
+
+
+def _shut_down(connection: Connection) -> None:
+    """End a wait for a silent server: what waits sees a lost connection, the driver's own cancelling would wait for the server too."""
+    logs.count("connections.cut")
+    logs.get("db").error("connection.cut", backend=connection.info.backend_pid)
+    with suppress(OSError), socket.socket(fileno=os.dup(connection.fileno())) as doubled:
+        doubled.shutdown(socket.SHUT_RDWR)
 
 
 async def _configure(connection: Connection) -> None:

@@ -369,9 +369,9 @@ async def _all(shop: AsyncClient, path: str) -> list[dict[str, Any]]:
         answer.raise_for_status()
         page = answer.json()
         items += page["items"]
-        if page["next_cursor"] is None:
+        if page["next_cursor"] is None or not page["items"]:
             return items
-        query["cursor"] = page["next_cursor"]
+        query["after" if path == "/v1/events" else "cursor"] = page["next_cursor"]
 
 
 def _heard(subscriber: Subscriber) -> Heard:

@@ -25,7 +25,7 @@ from ipn_gateway.decisions import Booked, Change, LockedOrder, Nothing, SecondPa
 from ipn_gateway.errors import ConfigurationError, GatewayError
 from ipn_gateway.models import DeliveryOutcome
 from ipn_gateway.orders import lock_slot
-from ipn_gateway.outcomes import Ending
+from ipn_gateway.outcomes import Claimed, Ending
 from ipn_gateway.providers.base import NEGATIVE, Confirmed, Effect
 
 if TYPE_CHECKING:
@@ -34,7 +34,6 @@ if TYPE_CHECKING:
 
     from ipn_gateway.clock import Clock
     from ipn_gateway.db import Database, Transaction
-    from ipn_gateway.outcomes import Claimed
 
 EFFECT_TIMEOUT_SECONDS: Final = 5
 
@@ -56,6 +55,11 @@ class Origin:
     asserted_effect: Effect | None = None
     parking_over: bool = False
     alert: str | None = None
+
+    @property
+    def finding(self) -> Claimed:
+        """The delivery to write about: the claimed one, or one to file what the sweep found."""
+        return self.claimed or Claimed(self.tenant_id, self.writer_id, self.source_id, fence=0, questions=1)
 
     @property
     def kind(self) -> str:
@@ -138,7 +142,8 @@ async def _apply_once(db: Database, origin: Origin, verdict: Confirmed, effect: 
             staged.append(_order_event(verdict, order, origin.source_id, decision))
         if origin.claimed:
             await outcomes.end(tx, origin.claimed, ending)
-            staged += outcomes.announcement(origin.claimed, ending, order.now)
+        if origin.claimed or await outcomes.file(tx, origin.finding, origin.provider, ending):
+            staged += outcomes.announcement(origin.finding, ending, order.now)
         await outbox.stage(tx, db.clock, origin.tenant_id, staged)
         if effect and isinstance(decision, Change):
             await _merchant_effect(tx, effect, _told(origin, verdict, order, decision))

@@ -1,4 +1,8 @@
-"""Endpoints: subscribers' URLs with filter, limits and signing secrets. Their health is kept apart, in `endpoint_states`."""
+"""Endpoints: subscribers' URLs with filter, limits and signing secrets. Their health is kept apart, in `endpoint_states`.
+
+Locks are taken in this order: the endpoint, its event deliveries sorted by id, its state. What touches many event deliveries does so in
+batches, each a transaction of its own, so that no number of them meets the limit of a statement.
+"""
 
 from __future__ import annotations
 
@@ -20,6 +24,7 @@ if TYPE_CHECKING:
 MAX_IN_FLIGHT_DEFAULT: Final = 10
 OVERLAP_SECONDS_DEFAULT: Final = 86_400
 OVERLAP_SECONDS_MAX: Final = 30 * 86_400
+BATCH: Final = 2000  # event deliveries in one transaction
 SECRETS_MAX: Final = 5
 """Signing secrets that are active at once: each one adds a signature to every attempt."""
 
@@ -89,7 +94,7 @@ async def patch(db: Database, tenant_id: str, endpoint_id: UUID, changes: Mappin
 async def delete(db: Database, tenant_id: str, endpoint_id: UUID, *, actor: str) -> int:
     """Take the endpoint away for good; how many pending event deliveries were cancelled. Raises `NotFound`.
 
-    The fence of what is being sent is raised, so that its late outcome is not written over `cancelled`.
+    From the first commit on nothing more is sent to it. What is staged meanwhile, or left by a process that died, `cancel_left_over` finds.
     """
     async with db.transaction("endpoints.delete") as tx:
         await _lock(tx, tenant_id, endpoint_id)
@@ -97,34 +102,88 @@ async def delete(db: Database, tenant_id: str, endpoint_id: UUID, *, actor: str)
             "UPDATE endpoints SET deleted_at = ipn_now() WHERE tenant_id = %(tenant_id)s AND id = %(id)s",
             {"tenant_id": tenant_id, "id": endpoint_id},
         )
-        cancelled = await tx.execute(
-            """UPDATE event_deliveries SET status = 'cancelled', next_attempt_at = NULL, lease_expires_at = NULL, fence = fence + 1
-                WHERE tenant_id = %(tenant_id)s AND endpoint_id = %(id)s AND next_attempt_at IS NOT NULL""",
-            {"tenant_id": tenant_id, "id": endpoint_id},
+        await _note(tx, tenant_id, endpoint_id, "delete", actor=actor, now=db.clock.now())
+    return await _cancel_all(db, tenant_id, endpoint_id)
+
+
+async def cancel_left_over(db: Database) -> int:
+    """Cancel what is pending at deleted endpoints; how many. An event that was staged while its endpoint was deleted is such a case."""
+    async with db.autocommit("endpoints.left_over") as tx:
+        found = await tx.all(
+            dict,
+            """SELECT e.tenant_id, e.id FROM endpoints e CROSS JOIN LATERAL (
+                   SELECT FROM event_deliveries d
+                    WHERE d.tenant_id = e.tenant_id AND d.endpoint_id = e.id AND d.next_attempt_at IS NOT NULL LIMIT 1) AS pending
+                WHERE e.deleted_at IS NOT NULL""",
         )
-        await _note(tx, tenant_id, endpoint_id, "delete", actor=actor, now=db.clock.now(), details={"cancelled": cancelled})
+    return sum([await _cancel_all(db, row["tenant_id"], row["id"]) for row in found])
+
+
+async def _cancel_all(db: Database, tenant_id: str, endpoint_id: UUID) -> int:
+    cancelled = 0
+    while count := await db.rerun(_cancel_batch, db, tenant_id, endpoint_id):
+        cancelled += count
     return cancelled
+
+
+async def _cancel_batch(db: Database, tenant_id: str, endpoint_id: UUID) -> int:
+    """The fence of what is being sent is raised, so that its late outcome is not written over `cancelled`."""
+    async with db.transaction("endpoints.cancel_deliveries") as tx:
+        return await tx.execute(
+            """WITH pending AS MATERIALIZED (
+                   SELECT id FROM event_deliveries
+                    WHERE tenant_id = %(tenant_id)s AND endpoint_id = %(id)s AND next_attempt_at IS NOT NULL
+                    ORDER BY next_attempt_at LIMIT %(batch)s
+               ), locked AS MATERIALIZED (
+                   SELECT d.id FROM event_deliveries d JOIN pending USING (id)
+                    WHERE d.tenant_id = %(tenant_id)s AND d.next_attempt_at IS NOT NULL ORDER BY d.id FOR NO KEY UPDATE OF d
+               )
+               UPDATE event_deliveries d SET status = 'cancelled', next_attempt_at = NULL, lease_expires_at = NULL, fence = fence + 1
+                 FROM locked WHERE d.tenant_id = %(tenant_id)s AND d.id = locked.id""",
+            {"tenant_id": tenant_id, "id": endpoint_id, "batch": BATCH},
+        )
 
 
 async def enable(db: Database, tenant_id: str, endpoint_id: UUID, *, actor: str, reason: str | None = None) -> None:
     """Send to it again: what waited is due at once, oldest first. One that is enabled already stays as it is. Raises `NotFound`."""
+    while not await db.rerun(_enable_or_prepare, db, tenant_id, endpoint_id, actor, reason):
+        pass
+
+
+async def _enable_or_prepare(db: Database, tenant_id: str, endpoint_id: UUID, actor: str, reason: str | None) -> bool:
+    """Make a batch of what waits due, or enable once nothing is left to be. Whether it is enabled: until then nothing is sent."""
     async with db.transaction("endpoints.enable") as tx:
         if await _lock(tx, tenant_id, endpoint_id) == "enabled":
-            return
+            return True
         row = {"tenant_id": tenant_id, "id": endpoint_id}
+        if await tx.execute(_MAKE_DUE, row | {"batch": BATCH}):
+            return False
         await tx.execute(
             """UPDATE endpoints SET status = 'enabled', disabled_reason = NULL, disabled_at = NULL
                 WHERE tenant_id = %(tenant_id)s AND id = %(id)s""",
             row,
         )
         await tx.execute("DELETE FROM endpoint_states WHERE tenant_id = %(tenant_id)s AND endpoint_id = %(id)s", row)
-        await tx.execute(  # due since it was made: the order in which due ones are taken is then that of age
-            """UPDATE event_deliveries SET next_attempt_at = least(next_attempt_at, created_at)
-                WHERE tenant_id = %(tenant_id)s AND endpoint_id = %(id)s AND next_attempt_at IS NOT NULL
-                  AND (lease_expires_at IS NULL OR lease_expires_at <= ipn_now())""",
-            row,
-        )
         await _note(tx, tenant_id, endpoint_id, "enable", actor=actor, now=db.clock.now(), reason=reason)
+    return True
+
+
+# Due since it was made: the order in which due ones are taken is then that of age. Those that wait longest come first, and so the batches
+# do not read again what those before them have moved.
+_MAKE_DUE = """
+WITH waiting AS MATERIALIZED (
+    SELECT id FROM event_deliveries
+     WHERE tenant_id = %(tenant_id)s AND endpoint_id = %(id)s AND next_attempt_at IS NOT NULL AND next_attempt_at > created_at
+       AND (lease_expires_at IS NULL OR lease_expires_at <= ipn_now())
+     ORDER BY next_attempt_at DESC LIMIT %(batch)s
+), locked AS MATERIALIZED (
+    SELECT d.id FROM event_deliveries d JOIN waiting USING (id)
+     WHERE d.tenant_id = %(tenant_id)s AND d.next_attempt_at > d.created_at
+       AND (d.lease_expires_at IS NULL OR d.lease_expires_at <= ipn_now())
+     ORDER BY d.id FOR NO KEY UPDATE OF d
+)
+UPDATE event_deliveries d SET next_attempt_at = created_at FROM locked WHERE d.tenant_id = %(tenant_id)s AND d.id = locked.id
+"""
 
 
 async def rotate_secret(

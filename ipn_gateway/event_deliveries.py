@@ -2,13 +2,17 @@
 
 What is due is claimed under a lease, each event delivery is sent in a slot of its own that nobody waits for, and what became of the
 attempt is written only if the lease is still ours. A dispatcher that dies leaves its leases to expire: then the event is sent again, under
-the same id. So an event arrives at least once. An endpoint that hangs holds at most `max_in_flight` slots, its own.
+the same id. So an event arrives at least once.
+
+Who gets the slots: an endpoint at most `max_in_flight`, and one that fails again and again a single one until it succeeds; the failing
+endpoints of a tenant at most half of what the tenant may hold; a tenant at most half of all. So endpoints that hang delay no other.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import lru_cache
+from heapq import heapify, heappop, heappush
 from typing import TYPE_CHECKING, Any, Final
 
 from ipn_gateway import ids, logs, signing
@@ -28,6 +32,16 @@ if TYPE_CHECKING:
     from ipn_gateway.slots import Slots
     from ipn_gateway.transport import Transport
     from ipn_gateway.vault import Vault
+
+IN_FLIGHT_PER_TENANT: Final = 256
+SLOTS: Final = 2 * IN_FLIGHT_PER_TENANT
+"""Attempts at once in this process: waiting for an endpoint is cheap, and no tenant holds more than half."""
+
+FAILING_PER_TENANT: Final = IN_FLIGHT_PER_TENANT // 2
+"""What a tenant's failing endpoints may hold together; the other half is for those that work."""
+
+TRYING_FROM: Final = 5
+"""After so many failures in a row an endpoint is tried with one event delivery at a time, until one succeeds."""
 
 LATECOMERS_MAX: Final = 100
 """Leased rows are looked for among an endpoint's oldest due ones. So many that committed late may come before them unnoticed."""
@@ -158,9 +172,24 @@ class Dispatcher:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """An endpoint with something due, locked; `most` may be in flight now, `of_tenant` and `failing_of_tenant` are those of its tenant."""
+
+    tenant_id: str
+    endpoint_id: UUID
+    in_flight: int
+    due: int
+    most: int
+    failing: bool
+    of_tenant: int
+    failing_of_tenant: int
+
+
 # Endpoints with something due. The index of due rows is read from one endpoint's first entry to the next endpoint's, so the cost is by
 # endpoint, whatever the number of rows. In flight = unexpired leases, found among the oldest due rows, since claiming takes the oldest.
-# A free slot goes to the tenant, then to the endpoint, with the fewest in flight, then to the oldest row.
+# A free slot goes to the tenant, then to the endpoint, with the fewest in flight, then to the oldest row; an endpoint takes at most half
+# of what its tenant has left, so that the first ones to hang, not known as failing yet, leave something to the tenant's others.
 # LATERAL and LIMIT keep the plans at index look-ups, also while statistics are missing or tell of one endpoint only.
 _CHOOSE: Final = """
 WITH RECURSIVE waiting AS (
@@ -172,26 +201,34 @@ WITH RECURSIVE waiting AS (
          WHERE next_attempt_at IS NOT NULL AND (d.tenant_id, d.endpoint_id) > (waiting.tenant_id, waiting.endpoint_id)
          ORDER BY tenant_id, endpoint_id, next_attempt_at LIMIT 1) AS following
 ), counted AS (
-    SELECT waiting.*, endpoint.max_in_flight, oldest.due, oldest.in_flight
+    SELECT waiting.*, endpoint.most, endpoint.failing, oldest.due, oldest.in_flight
       FROM waiting CROSS JOIN LATERAL (
-        SELECT max_in_flight FROM endpoints AS e
+        SELECT e.max_in_flight, coalesce(s.consecutive_failures, 0) > 0 AS failing,
+               CASE WHEN coalesce(s.consecutive_failures, 0) < %(trying_from)s THEN e.max_in_flight ELSE 1 END AS most
+          FROM endpoints AS e LEFT JOIN endpoint_states AS s ON s.tenant_id = e.tenant_id AND s.endpoint_id = e.id
          WHERE e.tenant_id = waiting.tenant_id AND e.id = waiting.endpoint_id AND e.status = 'enabled' AND e.deleted_at IS NULL
-           AND NOT EXISTS (SELECT FROM endpoint_states AS s
-                            WHERE s.tenant_id = e.tenant_id AND s.endpoint_id = e.id AND s.open_until > ipn_now())
+           AND (s.open_until IS NULL OR s.open_until <= ipn_now())
          LIMIT 1) AS endpoint CROSS JOIN LATERAL (
         SELECT count(*) AS due, count(*) FILTER (WHERE lease_expires_at > ipn_now()) AS in_flight FROM (
             SELECT lease_expires_at FROM event_deliveries AS d
              WHERE d.tenant_id = waiting.tenant_id AND d.endpoint_id = waiting.endpoint_id AND d.next_attempt_at <= ipn_now()
              ORDER BY d.next_attempt_at LIMIT endpoint.max_in_flight + %(latecomers)s) AS first) AS oldest
      WHERE waiting.next_attempt_at <= ipn_now()
-), placed AS (
-    SELECT counted.*, sum(in_flight) OVER (PARTITION BY tenant_id)
-                      + row_number() OVER (PARTITION BY tenant_id ORDER BY in_flight, next_attempt_at) AS place
+), held AS (
+    SELECT counted.*, sum(in_flight) OVER (PARTITION BY tenant_id) AS of_tenant,
+           coalesce(sum(in_flight) FILTER (WHERE failing) OVER (PARTITION BY tenant_id), 0) AS failing_of_tenant
       FROM counted
+), placed AS (
+    SELECT tenant_id, endpoint_id, next_attempt_at, in_flight, due, failing, of_tenant, failing_of_tenant,
+           least(most, greatest(1, (%(per_tenant)s - of_tenant + in_flight) / 2)) AS most,
+           of_tenant + row_number() OVER (PARTITION BY tenant_id ORDER BY in_flight, next_attempt_at, endpoint_id) AS place
+      FROM held WHERE in_flight < least(most, due) AND NOT (failing AND failing_of_tenant >= %(failing_per_tenant)s)
 )
-SELECT free.tenant_id, free.id
-  FROM (SELECT * FROM placed WHERE in_flight < least(max_in_flight, due) ORDER BY place, next_attempt_at) AS placed CROSS JOIN LATERAL (
-        SELECT tenant_id, id FROM endpoints AS e
+SELECT placed.tenant_id, placed.endpoint_id, placed.in_flight, placed.due, placed.most::int, placed.failing,
+       placed.of_tenant::int, placed.failing_of_tenant::int
+  FROM (SELECT * FROM placed WHERE in_flight < most AND place <= %(per_tenant)s ORDER BY place, next_attempt_at) AS placed
+ CROSS JOIN LATERAL (
+        SELECT FROM endpoints AS e
          WHERE e.tenant_id = placed.tenant_id AND e.id = placed.endpoint_id AND e.status = 'enabled' AND e.deleted_at IS NULL
          LIMIT 1 FOR NO KEY UPDATE SKIP LOCKED) AS free
  ORDER BY placed.place, placed.next_attempt_at LIMIT %(limit)s
@@ -199,7 +236,8 @@ SELECT free.tenant_id, free.id
 
 _CLAIM: Final = """
 WITH chosen AS (
-    SELECT * FROM unnest(%(tenant_ids)s::text[], %(endpoint_ids)s::uuid[]) AS chosen (tenant_id, endpoint_id)
+    SELECT * FROM unnest(%(tenant_ids)s::text[], %(endpoint_ids)s::uuid[], %(shares)s::int[], %(mosts)s::int[])
+             AS chosen (tenant_id, endpoint_id, share, most)
 ), picked AS MATERIALIZED (
     SELECT chosen.tenant_id, due.id, event.body, endpoint.url,
            ARRAY(SELECT ciphertext FROM endpoint_secrets AS s
@@ -217,7 +255,7 @@ WITH chosen AS (
         SELECT id, event_id FROM event_deliveries AS d
          WHERE d.tenant_id = chosen.tenant_id AND d.endpoint_id = chosen.endpoint_id AND d.next_attempt_at <= ipn_now()
            AND (d.lease_expires_at IS NULL OR d.lease_expires_at <= ipn_now())
-         ORDER BY d.next_attempt_at LIMIT greatest(0, least(%(share)s, endpoint.max_in_flight - oldest.in_flight))
+         ORDER BY d.next_attempt_at LIMIT greatest(0, least(chosen.share, chosen.most - oldest.in_flight))
            FOR UPDATE SKIP LOCKED
       ) AS due CROSS JOIN LATERAL (
         SELECT body FROM events WHERE events.tenant_id = chosen.tenant_id AND events.id = due.event_id LIMIT 1) AS event
@@ -233,18 +271,58 @@ RETURNING d.tenant_id, d.id, d.endpoint_id, d.event_id, d.event_type, d.attempt_
 
 
 async def claim(tx: Transaction, *, limit: int, lease_seconds: float) -> list[Claimed]:
-    """Take leases on due event deliveries of enabled endpoints, at most `limit`, oldest first; those of one endpoint share a turn.
+    """Take leases on due event deliveries of enabled endpoints, at most `limit`, oldest first; `share_out` says how many of each.
 
     The chosen endpoints stay locked until the commit, and their leases are counted once more under that lock: no number of dispatchers
     takes more than `max_in_flight` of one endpoint. An endpoint that another dispatcher has locked is passed over.
     """
-    bound = {"latecomers": LATECOMERS_MAX, "lease_seconds": lease_seconds, "limit": limit}
-    chosen = await tx.all(dict, _CHOOSE, bound)
+    bound = {"latecomers": LATECOMERS_MAX, "limit": limit}
+    limits = {"per_tenant": IN_FLIGHT_PER_TENANT, "failing_per_tenant": FAILING_PER_TENANT, "trying_from": TRYING_FROM}
+    chosen = await tx.all(Chosen, _CHOOSE, bound | limits)
     if not chosen:
         return []
-    whose = {"tenant_ids": [row["tenant_id"] for row in chosen], "endpoint_ids": [row["id"] for row in chosen]}
-    claimed = await tx.all(Claimed, _CLAIM, {**bound, **whose, "share": limit // len(chosen)})
+    dealt = {
+        "tenant_ids": [endpoint.tenant_id for endpoint in chosen],
+        "endpoint_ids": [endpoint.endpoint_id for endpoint in chosen],
+        "shares": share_out(chosen, limit),
+        "mosts": [endpoint.most for endpoint in chosen],
+    }
+    claimed = await tx.all(Claimed, _CLAIM, bound | dealt | {"lease_seconds": lease_seconds})
     return sorted(claimed, key=lambda delivery: delivery.due_at)
+
+
+def share_out(chosen: Sequence[Chosen], limit: int) -> list[int]:
+    """How many slots each endpoint gets, in all at most `limit`. Pure.
+
+    One after the other goes to the tenant, then to its endpoint, with the fewest in flight, and where these are equal to the first in
+    `chosen`; within the limits of the endpoint, of the tenant's failing endpoints together, and of the tenant. An endpoint takes at most
+    half of what its tenant has left.
+    """
+    shares = [0] * len(chosen)
+    held = {endpoint.tenant_id: endpoint.of_tenant for endpoint in chosen}
+    failing = {endpoint.tenant_id: endpoint.failing_of_tenant for endpoint in chosen}
+    queues: dict[str, list[tuple[int, int]]] = {}
+    for number, endpoint in enumerate(chosen):
+        queues.setdefault(endpoint.tenant_id, []).append((endpoint.in_flight, number))
+    turns = [(held[tenant], queue[0][1], tenant) for tenant, queue in queues.items()]
+    heapify(turns)
+    for queue in queues.values():
+        heapify(queue)
+    while turns and limit > 0:
+        _, _, tenant = heappop(turns)
+        in_flight, number = heappop(queues[tenant])
+        endpoint = chosen[number]
+        half_of_the_rest = max(1, (IN_FLIGHT_PER_TENANT - held[tenant] + in_flight) // 2)
+        may = not (endpoint.failing and failing[tenant] >= FAILING_PER_TENANT)
+        if may and in_flight < min(endpoint.most, endpoint.due, half_of_the_rest):
+            shares[number] += 1
+            held[tenant] += 1
+            failing[tenant] += endpoint.failing
+            limit -= 1
+            heappush(queues[tenant], (in_flight + 1, number))
+        if queues[tenant] and held[tenant] < IN_FLIGHT_PER_TENANT:
+            heappush(turns, (held[tenant], queues[tenant][0][1], tenant))
+    return shares
 
 
 async def give_back(db: Database, unsent: Sequence[Claimed]) -> None:

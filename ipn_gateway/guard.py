@@ -35,8 +35,8 @@ HEADERS: Final = MappingProxyType({"User-Agent": f"ipn-gateway/{__version__}", "
 CONNECT_TIMEOUT_SECONDS: Final = 5.0
 """Limit of the look-up, the connection and the TLS handshake together; the total deadline holds beside it."""
 
-LOOKUPS_MAX: Final = 64
-"""How many names are looked up at once."""
+LOOKUPS_MAX: Final = 512
+"""How many names are looked up at once: as many as attempts run, so that names whose servers hang hold up nobody else's attempts."""
 
 
 class Broken(aiohttp.ClientConnectionError):

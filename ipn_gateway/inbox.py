@@ -42,8 +42,11 @@ if TYPE_CHECKING:
     from ipn_gateway.sources import SourceAccount, Sources
     from ipn_gateway.transport import Transport
 
-SLOTS: Final = 32
+SLOTS: Final = 2 * claims.IN_FLIGHT_PER_TENANT  # waiting for a provider is cheap, and no tenant holds more than half
 UNCONFIRMED_SECONDS: Final = 3600.0
+COPIES_ASKING: Final = 3  # copies of one notification that are asked about at once; the others wait for what those find
+COPY_WAIT_SECONDS: Final = 5.0
+COPY_SECONDS: Final = 60.0  # for so long an answer about one copy ends the others
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +126,8 @@ async def _prove(worker: Worker, row: Row, source: SourceAccount, assertion: Ass
         ending = _asserted(assertion, DeliveryOutcome.DUPLICATE)
         await _end(worker, row, ending)
         return
+    if row.copy_id and assertion.effect in NEGATIVE and await _follows_earlier_copy(worker, row, assertion):
+        return
     ask = worker.transport.ask_for(timeout_seconds=worker.settings.provider_timeout_seconds)
     verdict = await source.provider.validate(ask, source.config, assertion)
     logs.count("provider.questions")
@@ -151,6 +156,55 @@ async def _known(worker: Worker, row: Row, assertion: Assertion) -> dict[str, An
                 "currency": assertion.currency,
             },
         )
+
+
+_SAID_BEFORE: Final = {
+    "applied": DeliveryOutcome.DUPLICATE,
+    "duplicate": DeliveryOutcome.DUPLICATE,
+    "stale": DeliveryOutcome.STALE,
+}
+
+
+async def _follows_earlier_copy(worker: Worker, row: Row, assertion: Assertion) -> bool:
+    """Whether this copy of a negative needs no question: enough were decided a moment ago, or enough are being asked about.
+
+    Whoever got one signed notification can post it as often as he likes; each copy must not become a question to the provider. A
+    repeated payment is known by its operation in the ledger.
+    """
+    async with worker.db.autocommit("inbox.copies") as tx:
+        copies = {
+            "tenant_id": row.tenant_id,
+            "source_id": row.source_id,
+            "order_id": assertion.order_id,
+            "id": row.notification_delivery_id,
+            "copy_id": row.copy_id,
+            "recent": COPY_SECONDS,
+            "limit": COPIES_ASKING,
+        }
+        decided = await tx.all(dict, _DECIDED_COPIES, copies)
+        open_ones = await tx.value(_OPEN_COPIES, copies)
+    if len(decided) == COPIES_ASKING and (said := _SAID_BEFORE.get(decided[0]["outcome"])):
+        await _end(worker, row, _asserted(assertion, said))
+        return True
+    if open_ones == COPIES_ASKING:
+        await _postpone(worker, row, COPY_WAIT_SECONDS, questions=0)
+        return True
+    return False
+
+
+_DECIDED_COPIES: Final = """
+SELECT outcome FROM notification_deliveries
+ WHERE tenant_id = %(tenant_id)s AND order_id = %(order_id)s AND source_id = %(source_id)s AND copy_id = %(copy_id)s AND attempts > 0
+   AND decided_at > ipn_now() - %(recent)s * interval '1 second' ORDER BY id DESC LIMIT %(limit)s
+"""
+
+_OPEN_COPIES: Final = """
+SELECT count(*) FROM (
+    SELECT FROM inbox JOIN notification_deliveries d ON d.tenant_id = inbox.tenant_id AND d.id = inbox.notification_delivery_id
+     WHERE inbox.tenant_id = %(tenant_id)s AND inbox.order_id = %(order_id)s AND inbox.source_id = %(source_id)s AND state = 'received'
+       AND d.id < %(id)s AND d.copy_id = %(copy_id)s LIMIT %(limit)s
+) AS older
+"""
 
 
 async def _follow(worker: Worker, row: Row, source: SourceAccount, assertion: Assertion, verdict: Verdict, *, drifted: bool) -> None:
@@ -192,6 +246,8 @@ async def _apply(worker: Worker, row: Row, source: SourceAccount, assertion: Ass
 async def _reject(worker: Worker, row: Row, assertion: Assertion, verdict: Refuted) -> None:
     """Final: refuted often enough, another store, or another order than the post named; that one is asked for at once."""
     ending = _asserted(assertion, DeliveryOutcome.REJECTED, verdict.reason, verdict.answer)
+    if assertion.effect is Effect.UNKNOWN and verdict.reason == "refuted" and row.proved:
+        ending = ending.because(DeliveryOutcome.HELD, "unknown_status")  # what a word that we do not know means, only a person can say
     await _end(worker, row, ending, questions=1, sweep_order_id=verdict.order_id)
     if verdict.reason == "refuted" and row.proved:  # what anybody can post must not look like a misconfigured source
         await source_states.refuted_answer(worker.db, row.source_id)
@@ -275,18 +331,19 @@ async def _sweep_at_once(tx: Transaction, tenant_id: str, order_id: str) -> None
     )
 
 
-async def _postpone(worker: Worker, row: Row, wait_seconds: float, *, asked: int = 0, refuted: int = 0) -> None:
+async def _postpone(worker: Worker, row: Row, wait_seconds: float, *, asked: int = 0, refuted: int = 0, questions: int = 1) -> None:
     """Give the lease back and be due again after the wait."""
     async with worker.db.transaction("inbox.postpone") as tx:
         kept = await tx.execute(
             """UPDATE inbox SET due_at = ipn_now() + %(wait)s * interval '1 second', lease_expires_at = NULL, asked = asked + %(asked)s,
-                                refuted = refuted + %(refuted)s, questions = questions + 1
+                                refuted = refuted + %(refuted)s, questions = questions + %(questions)s
                 WHERE tenant_id = %(tenant_id)s AND notification_delivery_id = %(id)s AND fence = %(fence)s
                   AND lease_expires_at IS NOT NULL""",
             {
                 "wait": wait_seconds,
                 "asked": asked,
                 "refuted": refuted,
+                "questions": questions,
                 "tenant_id": row.tenant_id,
                 "id": row.notification_delivery_id,
                 "fence": row.fence,

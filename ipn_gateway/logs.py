@@ -51,6 +51,7 @@ def configure(*, level: str = "INFO", json: bool | None = None) -> None:
     logging.basicConfig(level=level, handlers=[handler], format="%(levelname)s %(name)s %(message)s", force=True)
     for noisy in ("httpx", "aiohttp.access", "uvicorn.access", "alembic", "psycopg.pool"):
         logging.getLogger(noisy).setLevel(logging.WARNING)
+    logging.getLogger("psycopg.pool").setLevel(logging.ERROR)  # a database that is away is told by what fails for it
     render: Any = structlog.processors.JSONRenderer() if as_json else structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty())
     structlog.configure(
         processors=[

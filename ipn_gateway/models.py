@@ -243,6 +243,7 @@ class NotificationDelivery(SQLModel, table=True):
     sha256: bytes = _bytes()
     proof: str = _text()
     provider_delivery_id: str | None = _text(nullable=True)
+    copy_id: str | None = _text(nullable=True)  # of a proved one: the same in all its copies
     order_id: str | None = _text(nullable=True)  # as asserted
     operation_id: str | None = _text(nullable=True)
     effect: str | None = _text(nullable=True)
@@ -265,7 +266,7 @@ class Inbox(SQLModel, table=True):
         CheckConstraint("state IN ('received', 'parked') OR due_at IS NULL", name="inbox_due_check"),
         Index("inbox_proved_idx", "source_id", "due_at", postgresql_where=text("proved AND due_at IS NOT NULL")),
         Index("inbox_unproved_idx", "source_id", "due_at", postgresql_where=text("NOT proved AND due_at IS NOT NULL")),
-        Index("inbox_leased_idx", "source_id", postgresql_where=text("lease_expires_at IS NOT NULL")),
+        Index("inbox_leased_idx", "source_id", "lease_expires_at", postgresql_where=text("lease_expires_at IS NOT NULL")),
         Index("inbox_order_idx", "tenant_id", "order_id"),
         Index("inbox_parked_idx", "parked_at", postgresql_where=text("state = 'parked'")),
     )
@@ -366,7 +367,8 @@ class Sweep(SQLModel, table=True):
     __tablename__ = "sweeps"
     __table_args__ = (
         PrimaryKeyConstraint("tenant_id", "order_id"),
-        Index("sweeps_due_idx", "due_at"),
+        Index("sweeps_due_idx", "source_id", "due_at"),
+        Index("sweeps_leased_idx", "source_id", "lease_expires_at", postgresql_where=text("lease_expires_at IS NOT NULL")),
     )
 
     tenant_id: str = _text()

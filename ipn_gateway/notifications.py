@@ -1,7 +1,8 @@
 """Receive: keep the bytes before trusting them. When `receive` returns, the notification delivery is durable.
 
 Refused ones (forged, malformed) are kept up to a rate per source and address, beyond it counted and sampled: an open endpoint must not
-fill the disk. A wrong hash may only be a changed password, so one that names a known unpaid order is kept beyond the rate too.
+fill the disk. So the rates weigh bytes, and a source has one over all addresses too. A wrong hash may only be a changed password, so one
+that names a known unpaid order is kept beyond the rates too.
 """
 
 from __future__ import annotations
@@ -9,16 +10,19 @@ from __future__ import annotations
 import hashlib
 from collections import OrderedDict
 from dataclasses import dataclass
+from ipaddress import IPv4Address, IPv6Address, ip_address
 from typing import TYPE_CHECKING, Any, Final
 
 from psycopg.types.json import Jsonb
 
 from ipn_gateway import ids, logs
+from ipn_gateway.db import INTAKE_SECONDS_MAX
 from ipn_gateway.errors import GatewayError, MalformedNotification, SignatureInvalid, UnsupportedMediaType
 from ipn_gateway.models import UNPAID
 from ipn_gateway.providers.base import Assertion, Effect, InboundRequest, Malformed, Proof
 
 if TYPE_CHECKING:
+    from collections.abc import Hashable
     from uuid import UUID
 
     from ipn_gateway.clock import Clock
@@ -27,11 +31,17 @@ if TYPE_CHECKING:
 
 BODY_BYTES_MAX: Final = 64 * 1024
 TEXT_LENGTH_MAX: Final = 255
-REFUSED_BURST: Final = 300  # refused ones of one source and address that are kept at once …
-REFUSED_PER_SECOND: Final = 5.0  # … and then as many each second
-REFUSED_SAMPLE: Final = 100  # beyond that, one of so many is kept
+REFUSED_UNIT_BYTES: Final = 4096  # each refused one costs a token for each so many bytes that it begins; a bucket holds so many tokens …
+REFUSED_BURST: Final = 300  # … of one source and address, …
+REFUSED_PER_SECOND: Final = 5.0  # … which gets as many each second;
+REFUSED_BURST_PER_SOURCE: Final = 3000  # the same of one source, whatever the addresses
+REFUSED_PER_SECOND_PER_SOURCE: Final = 25.0
+REFUSED_SAMPLE: Final = 100  # beyond that, one of so many is kept, within a rate of its own for each source
+SAMPLES_BURST: Final = 100
+SAMPLES_PER_SECOND: Final = 1.0
 REFUSED_PER_ORDER: Final = 100  # and this many that name one unpaid order
 ADDRESSES_MAX: Final = 10_000
+IPV6_SITE_BITS: Final = 64  # who has one address of IPv6 has all of its /64
 NOT_STORED_HEADERS: Final = frozenset({"authorization", "cookie", "proxy-authorization", "x-api-key"})
 
 
@@ -43,30 +53,78 @@ class Receipt:
     error: GatewayError | None = None
 
 
+class Buckets:
+    """Token buckets by key, full at first; bounded, the one not looked at for longest goes first."""
+
+    def __init__(self, clock: Clock, *, burst: float, per_second: float) -> None:
+        self._clock = clock
+        self._burst = burst
+        self._per_second = per_second
+        self._tokens: OrderedDict[Hashable, tuple[float, float]] = OrderedDict()
+
+    def has(self, key: Hashable, tokens: float) -> bool:
+        """Whether so many tokens are there."""
+        now = self._clock.monotonic_seconds()
+        left, at = self._tokens.pop(key, (self._burst, now))
+        left = min(self._burst, left + (now - at) * self._per_second)
+        self._tokens[key] = (left, now)
+        if len(self._tokens) > ADDRESSES_MAX:
+            self._tokens.popitem(last=False)
+        return left >= tokens
+
+    def take(self, key: Hashable, tokens: float) -> None:
+        """Take tokens that `has` has found."""
+        left, at = self._tokens[key]
+        self._tokens[key] = (left - tokens, at)
+
+
 class Floods:
-    """A token bucket per source and address, in this process; bounded, the address not seen for longest goes first."""
+    """The rates within which refused deliveries are kept, in this process."""
 
     def __init__(self, clock: Clock) -> None:
-        self._clock = clock
-        self._buckets: OrderedDict[tuple[str, str], tuple[float, float]] = OrderedDict()
+        self._by_address = Buckets(clock, burst=REFUSED_BURST, per_second=REFUSED_PER_SECOND)
+        self._by_source = Buckets(clock, burst=REFUSED_BURST_PER_SOURCE, per_second=REFUSED_PER_SECOND_PER_SOURCE)
+        self._samples = Buckets(clock, burst=SAMPLES_BURST, per_second=SAMPLES_PER_SECOND)
         self._beyond = 0
 
-    def within(self, source: str, address: str | None) -> bool:
-        """Whether one more refused delivery is within the rate; takes a token when it is."""
-        now = self._clock.monotonic_seconds()
-        key = (source, address or "")
-        tokens, at = self._buckets.pop(key, (float(REFUSED_BURST), now))
-        tokens = min(REFUSED_BURST, tokens + (now - at) * REFUSED_PER_SECOND)
-        allowed = tokens >= 1
-        self._buckets[key] = (tokens - allowed, now)
-        if len(self._buckets) > ADDRESSES_MAX:
-            self._buckets.popitem(last=False)
+    def within(self, source: str, address: str | None, size_bytes: int = 1) -> bool:
+        """Whether one more refused delivery of this size is within the rates; takes its tokens when it is."""
+        tokens = _weight(size_bytes)
+        site = (source, _site(address))
+        allowed = self._by_address.has(site, tokens) and self._by_source.has(source, tokens)
+        if allowed:
+            self._by_address.take(site, tokens)
+            self._by_source.take(source, tokens)
         return allowed
 
-    def sampled(self) -> bool:
-        """Whether this one beyond the rate is kept as a sample."""
+    def sampled(self, source: str, size_bytes: int = 1) -> bool:
+        """Whether this one beyond the rates is kept as a sample."""
         self._beyond += 1
-        return self._beyond % REFUSED_SAMPLE == 1
+        tokens = _weight(size_bytes)
+        chosen = self._beyond % REFUSED_SAMPLE == 1 and self._samples.has(source, tokens)
+        if chosen:
+            self._samples.take(source, tokens)
+        return chosen
+
+
+def _weight(size_bytes: int) -> int:
+    return max(1, -(-size_bytes // REFUSED_UNIT_BYTES))
+
+
+def _site(address: str | None) -> str:
+    """What one sender has as good as for himself: the address, or the /64 of an IPv6 one; IPv4 inside IPv6 is IPv4."""
+    try:
+        found = ip_address(address or "")
+    except ValueError:
+        return address or ""
+    if isinstance(found, IPv4Address) or found.ipv4_mapped:
+        return str(getattr(found, "ipv4_mapped", None) or found)
+    return str(IPv6Address(int(found) >> IPV6_SITE_BITS << IPV6_SITE_BITS))
+
+
+def _size_bytes(request: InboundRequest) -> int:
+    """What storing a request takes, about."""
+    return len(request.body) + len(request.query) + sum(len(name) + len(value) for name, value in request.headers)
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,8 +174,9 @@ async def receive(
     delivery_id = ids.new(db.clock.now())
     row = _row(source, request, reading, delivery_id, via=via, remote_address=remote_address)
     refused = reading.outcome != "received"
-    beyond = refused and not floods.within(source.name, remote_address) and not floods.sampled()
-    stored = await db.rerun(_store_once, db, row, only_if_unpaid=beyond)
+    size = _size_bytes(request)
+    beyond = refused and not floods.within(source.name, remote_address, size) and not floods.sampled(source.name, size)
+    stored = await db.rerun(_store_once, db, row, only_if_unpaid=beyond, within_seconds=INTAKE_SECONDS_MAX)
     _report(source, reading, delivery_id, via, stored=stored)
     return Receipt(delivery_id if stored else None, reading.error)
 
@@ -154,6 +213,7 @@ def _row(
         "proof": reading.proof,
         "proved": reading.proof == Proof.PROVED,
         "provider_delivery_id": storable(assertion.provider_delivery_id) if assertion else None,
+        "copy_id": storable(assertion.copy_id) if assertion and reading.proof == Proof.PROVED else None,
         "order_id": storable(reading.order_id),
         "operation_id": storable(assertion.operation_id) if assertion else None,
         "effect": effect,
@@ -177,10 +237,10 @@ _STORE = """
 WITH delivery AS (
     INSERT INTO notification_deliveries
            (tenant_id, id, source_id, provider, via, remote_address, query, headers, raw_body, sha256, proof, provider_delivery_id,
-            order_id, operation_id, effect, asserted_status, outcome, reason, decided_at, alerts)
+            copy_id, order_id, operation_id, effect, asserted_status, outcome, reason, decided_at, alerts)
     VALUES (%(tenant_id)s, %(id)s, %(source_id)s, %(provider)s, %(via)s, %(remote_address)s, %(query)s, %(headers)s, %(raw_body)s,
-            %(sha256)s, %(proof)s, %(provider_delivery_id)s, %(order_id)s, %(operation_id)s, %(effect)s, %(asserted_status)s, %(outcome)s,
-            %(reason)s, CASE WHEN %(outcome)s <> 'received' THEN ipn_now() END, %(alerts)s)
+            %(sha256)s, %(proof)s, %(provider_delivery_id)s, %(copy_id)s, %(order_id)s, %(operation_id)s, %(effect)s,
+            %(asserted_status)s, %(outcome)s, %(reason)s, CASE WHEN %(outcome)s <> 'received' THEN ipn_now() END, %(alerts)s)
     ON CONFLICT ON CONSTRAINT notification_deliveries_pkey DO NOTHING
     RETURNING tenant_id, id, source_id, order_id, operation_id, received_at
 )
@@ -199,7 +259,7 @@ UPDATE order_slots SET refused_count = refused_count + 1
 
 async def _store_once(db: Database, row: dict[str, Any], *, only_if_unpaid: bool) -> bool:
     """Insert the delivery and its open work. Its id is ours and the whole key, so a run after a lost COMMIT finds its own row."""
-    async with db.transaction("notifications.receive") as tx:
+    async with db.transaction("notifications.receive", seconds_max=INTAKE_SECONDS_MAX) as tx:
         if only_if_unpaid and await tx.execute(_ONE_MORE_REFUSED, row) == 0:
             return False
         await tx.execute(_STORE, row)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
@@ -116,6 +117,41 @@ async def park(tx: Transaction, claimed: Claimed, ending: Ending) -> None:
     """Its order is not known yet. The caller holds the order's slot, so who creates the order comes after us and makes it due."""
     if await tx.value(_PARK, _row(claimed, ending)) != 1:
         raise LeaseLost(notification_delivery=str(claimed.delivery_id))
+
+
+_FILE = """
+WITH filed AS (
+    INSERT INTO notification_deliveries
+           (tenant_id, id, source_id, provider, via, headers, raw_body, sha256, proof, order_id, operation_id, effect, outcome, reason,
+            decided_at, attempts, provider_answer)
+    SELECT %(tenant_id)s, %(delivery_id)s, %(source_id)s, %(provider)s, 'sweep', '[]'::jsonb, %(body)s, sha256(%(body)s), 'none',
+           %(order_id)s, %(operation_id)s, %(effect)s, %(outcome)s, %(reason)s, ipn_now(), %(questions)s, %(answer)s
+     WHERE NOT EXISTS (SELECT FROM notification_deliveries d
+                        WHERE d.tenant_id = %(tenant_id)s AND d.order_id = %(order_id)s AND d.source_id = %(source_id)s
+                          AND d.operation_id = %(operation_id)s AND d.outcome NOT IN ('received', 'parked'))
+    RETURNING tenant_id, id, source_id, order_id, operation_id, outcome
+)
+INSERT INTO inbox (tenant_id, notification_delivery_id, source_id, order_id, operation_id, state, proved)
+SELECT tenant_id, id, source_id, order_id, operation_id, outcome, true FROM filed
+"""
+
+
+async def file(tx: Transaction, finding: Claimed, provider: str, ending: Ending) -> bool:
+    """Keep what the sweep found and a person must decide, as a delivery of its own (`via` sweep); whether one was made.
+
+    None is made for what needs nobody, nor for an operation that a delivery was decided about. Under the order's lock.
+    """
+    if ending.outcome not in WAITING_FOR_A_PERSON:
+        return False
+    row = _row(finding, ending) | {
+        "source_id": finding.source_id,
+        "provider": provider,
+        "body": json.dumps(dict(ending.answer or {}), ensure_ascii=False).encode(),
+        "effect": ending.effect,
+        "outcome": str(ending.outcome),
+        "reason": ending.reason,
+    }
+    return await tx.execute(_FILE, row) == 1
 
 
 def _row(claimed: Claimed, ending: Ending) -> dict[str, Any]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections import OrderedDict
 from typing import TYPE_CHECKING, Generic, TypeVar
-from weakref import WeakValueDictionary
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -23,16 +22,32 @@ class Recent(Generic[V]):
         self._seconds = seconds
         self._entries_max = entries_max
         self._entries: OrderedDict[str, tuple[float, V]] = OrderedDict()
-        self._loading: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        self._loading: dict[str, asyncio.Future[V]] = {}
 
     async def get(self, key: str, load: Callable[[], Awaitable[V]]) -> V:
-        """The value, loaded when none is fresh; those who ask meanwhile wait for the same load."""
-        if (entry := self._fresh(key)) is not None:
-            return entry[1]
-        lock = self._loading.setdefault(key, asyncio.Lock())
-        async with lock:
-            entry = self._fresh(key)
-            return entry[1] if entry is not None else await self.reload(key, load)
+        """The value, loaded when none is fresh; those who ask meanwhile share the load, its failure too."""
+        while (entry := self._fresh(key)) is None:
+            shared = self._loading.get(key)
+            if shared is None:
+                return await self._load_for_all(key, load)
+            await asyncio.wait([shared])
+            if not shared.cancelled():
+                return shared.result()
+        return entry[1]
+
+    async def _load_for_all(self, key: str, load: Callable[[], Awaitable[V]]) -> V:
+        shared = self._loading[key] = asyncio.get_running_loop().create_future()
+        try:
+            value = await self.reload(key, load)
+            shared.set_result(value)
+        except Exception as error:
+            shared.set_exception(error)
+            shared.exception()  # looked at, also when nobody waits
+            raise
+        finally:
+            del self._loading[key]
+            shared.cancel()  # of a load that was cancelled, so that the next one who asks loads
+        return value
 
     async def reload(self, key: str, load: Callable[[], Awaitable[V]]) -> V:
         """The value as it is now."""

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import datetime  # noqa: TC003 - field of a row
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Literal
 
 import psycopg
 
-from ipn_gateway import audit, effects, ids, logs, outbox
+from ipn_gateway import audit, claims, effects, ids, logs, outbox, outcomes, source_states
 from ipn_gateway.decisions import LockedOrder
 from ipn_gateway.effects import EffectFailed, Origin
 from ipn_gateway.errors import LeaseLost, Overloaded
@@ -30,9 +30,14 @@ if TYPE_CHECKING:
     from ipn_gateway.sources import SourceAccount, Sources
     from ipn_gateway.transport import Transport
 
-SLOTS: Final = 8
+SLOTS: Final = 32
 IN_FLIGHT_PER_SOURCE: Final = 4
-ASK_AGAIN_SECONDS: Final = 600.0  # at the latest, after an answer that says nothing
+IN_FLIGHT_PER_TENANT: Final = SLOTS // 2
+
+Learned = Literal["clear", "unclear", "money_waits"]
+
+ASK_AGAIN_SECONDS: Final[dict[Learned, tuple[float, ...]]] = {"clear": (), "unclear": (600.0,), "money_waits": (86400.0,)}
+"""At the latest, after an answer that says nothing, or that found money for a person to decide."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,42 +66,33 @@ class Due:
     expires_at: datetime | None
 
 
-_CLAIM = """
-WITH ranked AS (
-    SELECT tenant_id, order_id, row_number() OVER (PARTITION BY source_id ORDER BY due_at) AS place
-      FROM (SELECT tenant_id, order_id, source_id, due_at FROM sweeps
-             WHERE due_at <= ipn_now() AND (lease_expires_at IS NULL OR lease_expires_at <= ipn_now())
-             ORDER BY due_at LIMIT %(looked_at)s) AS oldest
-), due AS (
-    SELECT s.tenant_id, s.order_id FROM sweeps s JOIN ranked USING (tenant_id, order_id)
-     WHERE ranked.place <= %(per_source)s ORDER BY s.due_at LIMIT %(limit)s FOR UPDATE OF s SKIP LOCKED
-)
+_CLAIM = (
+    claims.fair_share("sweeps", "order_id")
+    + """
 UPDATE sweeps SET lease_expires_at = ipn_now() + %(lease)s * interval '1 second', fence = sweeps.fence + 1
   FROM due WHERE sweeps.tenant_id = due.tenant_id AND sweeps.order_id = due.order_id
 RETURNING sweeps.tenant_id, sweeps.order_id, sweeps.source_id, sweeps.fence, sweeps.expires_at,
           extract(epoch FROM ipn_now() - sweeps.created_at)::float8 AS age_seconds,
           coalesce(sweeps.expires_at <= ipn_now(), false) AS expired
 """
+)
 
 
 async def run_once(sweeper: Sweeper) -> int:
     """Claim the orders that are due, as many as slots are free, and start asking; how many were claimed."""
     if sweeper.slots.free <= 0:
         return 0
-    async with sweeper.db.transaction("sweeps.claim") as tx:
-        claimed = await tx.all(
-            Due,
-            _CLAIM,
-            {
-                "limit": sweeper.slots.free,
-                "looked_at": sweeper.slots.free * 20,
-                "per_source": IN_FLIGHT_PER_SOURCE,
-                "lease": sweeper.settings.inbox_lease_seconds,
-            },
-        )
+    claimed = await claim(sweeper.db, limit=sweeper.slots.free, lease_seconds=sweeper.settings.inbox_lease_seconds)
     for due in claimed:
         sweeper.slots.start(sweep(sweeper, due), name=f"sweep {due.order_id}")
     return len(claimed)
+
+
+async def claim(db: Database, *, limit: int, lease_seconds: float) -> list[Due]:
+    """Take leases on at most `limit` orders that are due to be asked for."""
+    caps = {"per_source": IN_FLIGHT_PER_SOURCE, "per_tenant": IN_FLIGHT_PER_TENANT, "probing_from": source_states.PROBING_FROM}
+    async with db.transaction("sweeps.claim") as tx:
+        return await tx.all(Due, _CLAIM, {"limit": limit, "lease": lease_seconds, **caps})
 
 
 async def sweep(sweeper: Sweeper, due: Due) -> None:
@@ -104,46 +100,52 @@ async def sweep(sweeper: Sweeper, due: Due) -> None:
     try:
         source = await sweeper.sources.get(due.source_id)
         if source is not None:
-            clear = await _clearly(sweeper, source, due.order_id)
-            await sweeper.db.rerun(_after_asking, sweeper.db, sweeper.settings, due, clear=clear)
+            learned = await _learned(sweeper, source, due.order_id)
+            await sweeper.db.rerun(_after_asking, sweeper.db, sweeper.settings, due, learned)
             sweeper.applied()
     except (LeaseLost, Overloaded, psycopg.Error) as error:
         logs.get("sweep").warning("sweep.left_to_lease", order_id=due.order_id, error_class=type(error).__name__)
 
 
-async def _clearly(sweeper: Sweeper, source: SourceAccount, order_id: str) -> bool:
-    """Ask; whether the answer was clear. An effect of the merchant's that fails is tried again on the schedule, not with each lease."""
+async def _learned(sweeper: Sweeper, source: SourceAccount, order_id: str) -> Learned:
+    """Ask. An effect of the merchant's that fails is tried again on the schedule, not with each lease."""
     try:
         return await ask_about(sweeper, source, order_id)
     except EffectFailed as error:
         logs.get("sweep").error("effect.failed", order_id=order_id, **error.context)
-        return False
+        return "unclear"
 
 
-async def ask_about(sweeper: Sweeper, source: SourceAccount, order_id: str) -> bool:
-    """Ask the provider about an order and apply every operation that it confirms; whether the answer was clear."""
+async def ask_about(sweeper: Sweeper, source: SourceAccount, order_id: str) -> Learned:
+    """Ask the provider about an order and apply every operation that it confirms.
+
+    `money_waits` when it confirmed something that only a person can decide: then no timer closes the order.
+    """
     ask = sweeper.transport.ask_for(timeout_seconds=sweeper.settings.provider_timeout_seconds)
     verdicts = await source.provider.query(ask, source.config, order_id)
     logs.count("provider.queries")
+    found = []
     for verdict in verdicts:
         if isinstance(verdict, Confirmed) and verdict.order_id == order_id:
             origin = Origin(source.tenant_id, source.name, source.provider.name, ids.new(sweeper.db.clock.now()))
-            await effects.apply(sweeper.db, origin, verdict, sweeper.effect)
-    return not any(isinstance(verdict, Unknown) for verdict in verdicts)
+            found.append(await effects.apply(sweeper.db, origin, verdict, sweeper.effect))
+    if any(isinstance(verdict, Unknown) for verdict in verdicts):
+        return "unclear"
+    return "money_waits" if outcomes.WAITING_FOR_A_PERSON.intersection(found) else "clear"
 
 
-async def _after_asking(db: Database, settings: Settings, due: Due, *, clear: bool) -> None:
+async def _after_asking(db: Database, settings: Settings, due: Due, learned: Learned) -> None:
     async with db.transaction("sweeps.record") as tx:
         order = await tx.one(LockedOrder, effects.ORDER, {"tenant_id": due.tenant_id, "order_id": due.order_id})
-        ours = await _reschedule(tx, due, _next_wait(settings, due, clear=clear))
-        if ours and due.expired and clear and order is not None and order.status == OrderStatus.PENDING:
+        ours = await _reschedule(tx, due, _next_wait(settings, due, learned))
+        if ours and due.expired and learned == "clear" and order is not None and order.status == OrderStatus.PENDING:
             await _expire(tx, db.clock, order)
 
 
-def _next_wait(settings: Settings, due: Due, *, clear: bool) -> float | None:
+def _next_wait(settings: Settings, due: Due, learned: Learned) -> float | None:
     """Seconds until the order is asked for again; None when the schedule and the expiry are behind it."""
     ahead = [moment - due.age_seconds for moment in settings.sweep_schedule if moment > due.age_seconds]
-    return min(ahead if clear else [*ahead, ASK_AGAIN_SECONDS], default=None)
+    return min([*ahead, *ASK_AGAIN_SECONDS[learned]], default=None)
 
 
 async def _reschedule(tx: Transaction, due: Due, wait_seconds: float | None) -> bool:

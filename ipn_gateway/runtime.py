@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from ipn_gateway import effects, migrations, postgres, retention, vault
 from ipn_gateway.clock import Clock
@@ -26,6 +26,9 @@ if TYPE_CHECKING:
 
 CONNECTIONS = {"web": 10, "inbox": 8, "dispatcher": 6, "maintenance": 4}
 """Each share has connections of its own, so that neither slow providers nor slow endpoints starve intake."""
+
+
+URL_FILE: Final = "public_url"
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,3 +123,15 @@ async def opened(
             effect=effects.load_effect(settings.effect),
             public_url=(settings.public_url or public_url).rstrip("/"),
         )
+
+
+def remember_url(settings: Settings, url: str) -> None:
+    """Tell commands on the same embedded data directory where the service is reached."""
+    if settings.database_url is None:
+        (settings.data_dir / URL_FILE).write_text(url, encoding="utf-8")
+
+
+def remembered_url(settings: Settings) -> str | None:
+    """What the last `serve` on this embedded data directory remembered, if any did."""
+    file = settings.data_dir / URL_FILE
+    return file.read_text(encoding="utf-8") if settings.database_url is None and file.is_file() else None

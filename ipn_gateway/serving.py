@@ -21,6 +21,7 @@ import uvloop
 
 from ipn_gateway import logs, runtime, workers
 from ipn_gateway.errors import ConfigurationError, GatewayError
+from ipn_gateway.heads import BoundedHeads
 from ipn_gateway.simulator.app import create_app as simulator
 from ipn_gateway.simulator.serving import serving
 from ipn_gateway.web.app import create_app
@@ -36,7 +37,6 @@ if TYPE_CHECKING:
 GRACE_SECONDS: Final = 20
 """How long open requests may go on after the first signal: longer than any statement may take."""
 
-HEADER_BYTES_MAX: Final = 64 * 1024
 BACKLOG: Final = 2048
 ANY_ADDRESS: Final = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - where it listens is the operator's to say
 
@@ -135,6 +135,8 @@ async def serve(settings: Settings, *, host: str, port: int, roles: Collection[s
             workers.running(rt, roles),
         ):
             log = logs.get("serving")
+            if bound:
+                runtime.remember_url(settings, rt.public_url)
             log.info(
                 "gateway.started", address=address if bound else None, public_url=rt.public_url, roles=sorted(roles), process=os.getpid()
             )
@@ -166,14 +168,13 @@ async def _simulate(config: SimulatorConfig, host: str, port: int, say: Callable
 def _config(app: FastAPI) -> uvicorn.Config:
     return uvicorn.Config(
         app,
-        http="httptools",
+        http=BoundedHeads,
         ws="none",
         log_config=None,
         log_level="warning",
         access_log=False,  # one canonical line per unit of work instead
         server_header=False,
         proxy_headers=False,  # the client's address is worked out in web/deps, from trusted proxies only
-        h11_max_incomplete_event_size=HEADER_BYTES_MAX,
         backlog=BACKLOG,
         timeout_graceful_shutdown=GRACE_SECONDS,
     )

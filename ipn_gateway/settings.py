@@ -2,6 +2,7 @@
 
 import os
 import re
+from ipaddress import ip_network
 from pathlib import Path
 from typing import Annotated, Final, Self
 
@@ -15,6 +16,8 @@ from ipn_gateway.errors import ConfigurationError
 LEASE_PER_TIMEOUT: Final = 1.5
 """A lease is at least this many times the timeout of the work under it, so that it never ends while the work goes on."""
 
+_ORIGIN = re.compile(r"https?://[^\s/@?#]+/?")
+_RATE = re.compile(r"[1-9][0-9]{0,8}/(?:second|minute|hour)")
 _SCHEDULE_ITEM = re.compile(r"(\d+(?:\.\d+)?)(?:\*(\d{1,4}))?")
 
 
@@ -104,6 +107,24 @@ class Settings(BaseSettings):
             if getattr(self, lease) < needed:
                 msg = f"IPN_{lease.upper()} must be at least {needed:g}, which is {LEASE_PER_TIMEOUT} × IPN_{timeout.upper()}"
                 raise ValueError(msg)
+        return self
+
+    @model_validator(mode="after")
+    def _addresses_are_addresses(self) -> Self:
+        for name, urls in (("IPN_PUBLIC_URL", [self.public_url] if self.public_url else []), ("IPN_CORS_ORIGINS", self.cors_origins)):
+            if wrong := [url for url in urls if url != "*" and not _ORIGIN.fullmatch(url)]:
+                raise ValueError(f"{name}: {wrong[0]!r} is no scheme://host[:port]")
+        for network in self.trusted_proxies:
+            try:
+                ip_network(network, strict=False)
+            except ValueError:
+                raise ValueError(f"IPN_TRUSTED_PROXIES: {network!r} is no address and no network") from None
+        return self
+
+    @model_validator(mode="after")
+    def _rate_is_a_rate(self) -> Self:
+        if not _RATE.fullmatch(self.rate_limit_per_tenant):
+            raise ValueError("IPN_RATE_LIMIT_PER_TENANT is a number per second, minute or hour, such as 200/second")
         return self
 
     @model_validator(mode="after")

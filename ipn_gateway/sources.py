@@ -13,6 +13,7 @@ from psycopg.types.json import Jsonb
 from pydantic import SecretStr, ValidationError
 
 from ipn_gateway import audit, ids, logs, validation
+from ipn_gateway.db import INTAKE_SECONDS_MAX
 from ipn_gateway.errors import ConfigurationError, NotFound, StateConflict
 from ipn_gateway.providers import discovered
 from ipn_gateway.recent import Recent
@@ -68,7 +69,7 @@ class Sources:
         self._recent.forget(name)
 
     async def _load(self, name: str) -> SourceAccount | None:
-        async with self._db.autocommit("sources.load") as tx:
+        async with self._db.autocommit("sources.load", seconds_max=INTAKE_SECONDS_MAX) as tx:
             row = await tx.one(dict, _LOAD, {"name": name})
         return _account(row, self._vault) if row else None
 

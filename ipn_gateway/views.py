@@ -15,7 +15,7 @@ from uuid import UUID
 from ipn_gateway import ids, money, objects, retention
 from ipn_gateway.errors import NotFound
 from ipn_gateway.objects import Page
-from ipn_gateway.paging import Column, Listing, moment, plain, transaction_id
+from ipn_gateway.paging import Column, Listing, moment, plain
 from ipn_gateway.providers import answers, discovered, forms
 from ipn_gateway.providers.base import InboundRequest, Malformed
 
@@ -267,27 +267,21 @@ def _endpoint(row: Row) -> objects.Endpoint:
 
 # --- events
 
-_EVENTS: Final = Listing(
-    "events",
-    "SELECT id, type, order_id, sequence, body, transaction_id FROM events WHERE tenant_id = %(tenant_id)s",
-    key=(Column("transaction_id", transaction_id, "::text::xid8"), Column("id", plain)),
-    filters={"type": "type = %(type)s", "order_id": "order_id = %(order_id)s"},
-)
-
 
 async def event(tx: Transaction, tenant_id: str, event_id: str) -> objects.Event:
     """One event. Raises `NotFound`."""
-    return _event(await _one(tx, _EVENTS, "id", tenant_id, event_id))
+    row = await tx.one(
+        dict,
+        "SELECT id, type, order_id, sequence, body FROM events WHERE tenant_id = %(tenant_id)s AND id = %(id)s",
+        {"tenant_id": tenant_id, "id": event_id},
+    )
+    if row is None:
+        raise NotFound
+    return shown_event(row)
 
 
-async def events(
-    tx: Transaction, tenant_id: str, wanted: Wanted, *, event_type: str | None = None, order_id: str | None = None
-) -> Page[objects.Event]:
-    """Events, newest first."""
-    return await _page(tx, _EVENTS, wanted, {"tenant_id": tenant_id, "type": event_type, "order_id": order_id}, _event)
-
-
-def _event(row: Row) -> objects.Event:
+def shown_event(row: Row) -> objects.Event:
+    """An event as it was frozen."""
     frozen = json.loads(row["body"])
     return objects.Event(**_picked(row, "id", "type", "order_id", "sequence"), timestamp=frozen["timestamp"], data=frozen["data"])
 

@@ -8,10 +8,7 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-import psycopg
-
-from ipn_gateway import inbox, logs, reconciliation, retention
-from ipn_gateway.errors import GatewayError
+from ipn_gateway import endpoints, event_deliveries, inbox, logs, reconciliation, retention
 from ipn_gateway.event_deliveries import Dispatcher
 from ipn_gateway.inbox import Worker
 from ipn_gateway.reconciliation import Sweeper
@@ -27,7 +24,6 @@ IDLE_SECONDS_MIN: Final = 0.02
 IDLE_SECONDS_MAX: Final = 1.0
 MAINTENANCE_SECONDS: Final = 60.0
 PARTITIONS_SECONDS: Final = 86400.0
-DISPATCH_SLOTS: Final = 64
 FAILED_SECONDS: Final = 1.0
 
 
@@ -48,8 +44,8 @@ async def run_forever(loop: Loop, stop: asyncio.Event) -> None:
     while not stop.is_set():
         try:
             busy = await loop.run_once()
-        except (GatewayError, psycopg.Error, OSError) as error:
-            logs.get("workers").error("worker.failed", worker=loop.name, error_class=type(error).__name__)
+        except Exception as error:  # noqa: BLE001 - whatever goes wrong once, a worker goes on
+            logs.get("workers").error("worker.failed", worker=loop.name, error_class=type(error).__name__, exc_info=error)
             busy, idle = 0, max(idle, FAILED_SECONDS)
         if busy:
             idle = loop.idle_seconds_min
@@ -69,7 +65,12 @@ async def running(rt: Runtime, roles: Collection[str]) -> AsyncIterator[None]:
     inbox_slots = Slots(inbox.SLOTS, freed=rt.wakes.inbox.set)
     sweep_slots = Slots(reconciliation.SLOTS, freed=rt.wakes.sweep.set)
     dispatcher = Dispatcher(
-        rt.dispatcher_db, rt.transport, rt.vault, Slots(DISPATCH_SLOTS, freed=rt.wakes.dispatcher.set), rt.settings, chance=random.random
+        rt.dispatcher_db,
+        rt.transport,
+        rt.vault,
+        Slots(event_deliveries.SLOTS, freed=rt.wakes.dispatcher.set),
+        rt.settings,
+        chance=random.random,
     )
     loops = [*_inbox(rt, roles, inbox_slots), *_dispatcher(rt, roles, dispatcher), *_maintenance(rt, roles, sweep_slots)]
     tasks = Slots(len(loops) or 1)
@@ -105,16 +106,22 @@ def _maintenance(rt: Runtime, roles: Collection[str], slots: Slots) -> list[Loop
         return []
     sweeper = Sweeper(rt.maintenance_db, rt.sources, rt.transport, rt.settings, slots, rt.wakes.dispatcher.set, rt.effect)
 
+    parking_seconds = min(MAINTENANCE_SECONDS, rt.settings.parking_hours * 3600 / 4)
+
     async def parked() -> int:
         if released := await inbox.release_parked(rt.maintenance_db, parking_hours=rt.settings.parking_hours):
             rt.wakes.inbox.set()
         return 0 * released
+
+    async def left_over() -> int:
+        return 0 * await endpoints.cancel_left_over(rt.maintenance_db)
 
     async def partitions() -> int:
         return 0 * await retention.ensure_partitions(rt.maintenance_db)
 
     return [
         Loop("sweep", lambda: reconciliation.run_once(sweeper), rt.wakes.sweep),
-        Loop("parked", parked, asyncio.Event(), MAINTENANCE_SECONDS, MAINTENANCE_SECONDS),
+        Loop("parked", parked, asyncio.Event(), parking_seconds, parking_seconds),
+        Loop("left_over", left_over, asyncio.Event(), MAINTENANCE_SECONDS, MAINTENANCE_SECONDS),
         Loop("partitions", partitions, asyncio.Event(), PARTITIONS_SECONDS, PARTITIONS_SECONDS),
     ]

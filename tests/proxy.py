@@ -25,6 +25,7 @@ class Proxy:
     database_url: str
     port: int = 0
     cuts: int = 0
+    is_closed: bool = False
     _armed: list[Moment] = field(default_factory=list)
     _connections: set[asyncio.Task[None]] = field(default_factory=set)
 
@@ -40,12 +41,25 @@ class Proxy:
         """Cut the next COMMITs."""
         self._armed += [moment] * times
 
+    @contextlib.asynccontextmanager
+    async def closed(self) -> AsyncIterator[None]:
+        """The database is away while the block runs: open connections are cut, new ones too."""
+        self.is_closed = True
+        await self.left()
+        try:
+            yield
+        finally:
+            self.is_closed = False
+
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """One connection, until either side ends it or a COMMIT is cut."""
         task = asyncio.current_task()
         assert task is not None
         self._connections.add(task)
         task.add_done_callback(self._connections.discard)
+        if self.is_closed:
+            writer.transport.abort()
+            return
         server_reader, server_writer = await self._connected()
         answers = asyncio.create_task(_pump(server_reader, writer))
         try:

@@ -189,7 +189,13 @@ def upgrade() -> None:
         sa.CheckConstraint("state IN ('received', 'parked', 'held', 'conflict', 'dead')", name="inbox_state_check"),
         sa.PrimaryKeyConstraint("tenant_id", "notification_delivery_id"),
     )
-    op.create_index("inbox_leased_idx", "inbox", ["source_id"], unique=False, postgresql_where=sa.text("lease_expires_at IS NOT NULL"))
+    op.create_index(
+        "inbox_leased_idx",
+        "inbox",
+        ["source_id", "lease_expires_at"],
+        unique=False,
+        postgresql_where=sa.text("lease_expires_at IS NOT NULL"),
+    )
     op.create_index("inbox_order_idx", "inbox", ["tenant_id", "order_id"], unique=False)
     op.create_index("inbox_parked_idx", "inbox", ["parked_at"], unique=False, postgresql_where=sa.text("state = 'parked'"))
     op.create_index(
@@ -213,6 +219,7 @@ def upgrade() -> None:
         sa.Column("sha256", sa.LargeBinary(), nullable=False),
         sa.Column("proof", sa.Text(), nullable=False),
         sa.Column("provider_delivery_id", sa.Text(), nullable=True),
+        sa.Column("copy_id", sa.Text(), nullable=True),
         sa.Column("order_id", sa.Text(), nullable=True),
         sa.Column("operation_id", sa.Text(), nullable=True),
         sa.Column("effect", sa.Text(), nullable=True),
@@ -263,7 +270,14 @@ def upgrade() -> None:
         sa.Column("fence", sa.BigInteger(), server_default=sa.text("0"), nullable=False),
         sa.PrimaryKeyConstraint("tenant_id", "order_id"),
     )
-    op.create_index("sweeps_due_idx", "sweeps", ["due_at"], unique=False)
+    op.create_index("sweeps_due_idx", "sweeps", ["source_id", "due_at"], unique=False)
+    op.create_index(
+        "sweeps_leased_idx",
+        "sweeps",
+        ["source_id", "lease_expires_at"],
+        unique=False,
+        postgresql_where=sa.text("lease_expires_at IS NOT NULL"),
+    )
     op.create_table(
         "tenants",
         sa.Column("id", sa.Text(), nullable=False),
@@ -476,6 +490,7 @@ def downgrade() -> None:
     op.drop_table("endpoint_secrets")
     op.drop_table("api_keys")
     op.drop_table("tenants")
+    op.drop_index("sweeps_leased_idx", table_name="sweeps", postgresql_where=sa.text("lease_expires_at IS NOT NULL"))
     op.drop_index("sweeps_due_idx", table_name="sweeps")
     op.drop_table("sweeps")
     op.drop_table("source_states")

@@ -67,6 +67,7 @@ class Assertion:
     amount: Decimal | None = None
     currency: str | None = None
     provider_delivery_id: str | None = None
+    copy_id: str | None = None  # the same in every copy of one notification, and in nothing else that the local proof lets through
     fields: Mapping[str, str] = field(default_factory=dict, repr=False)
     alerts: tuple[str, ...] = ()  # well-formed but unusual: kept, alerted on, never read
 

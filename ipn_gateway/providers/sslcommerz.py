@@ -53,9 +53,8 @@ _VALIDATOR: Final = "/validator/api/validationserverAPI.php"
 _QUERY: Final = "/validator/api/merchantTransIDvalidationAPI.php"
 
 _HASH_FIELDS: Final = frozenset({"verify_sign", "verify_sign_sha2", "verify_key"})
-_SIGNED: Final = frozenset(
-    {"tran_id", "status", "amount", "currency", "currency_type", "currency_amount", "store_id", "tran_date", "bank_tran_id"}
-)
+_MONEY: Final = frozenset({"amount", "currency", "currency_type", "currency_amount"})
+_SIGNED: Final = frozenset({"tran_id", "status", "store_id", "tran_date", "bank_tran_id"}) | _MONEY
 _SIGNED_WHERE_POSTED: Final = frozenset({"val_id", "store_amount", "risk_level"})
 _FOLDED: Final = re.compile(rb"&[a-z0-9_]+=")
 
@@ -63,7 +62,7 @@ _ORDER_ID: Final = re.compile(r"[A-Za-z0-9._-]{1,64}")  # an order's own alphabe
 _STATUS: Final = re.compile(r"[!-~](?:[ -~]{0,62}[!-~])?")
 _VAL_ID: Final = re.compile(r"[A-Za-z0-9._-]{1,100}")
 _CURRENCY: Final = re.compile(r"[A-Z]{3}")
-_LISTED_PAYMENTS_MAX: Final = 5  # questions that one query may lead to; a second payment of one order is already an accident
+_LISTED_PAYMENTS_MAX: Final = 5  # questions that one query may lead to
 _MASKED_FIELDS: Final = ("card_no", "cus_*")
 _DHAKA: Final = timezone(timedelta(hours=6))  # their times carry no zone; Bangladesh has had no daylight saving since 2009
 
@@ -107,8 +106,8 @@ def _unreadable(fields: Mapping[str, str]) -> str | None:
         return "tran_id is missing, or no order can have it"
     if not _STATUS.fullmatch(fields.get("status", "")):
         return "status is missing or not printable"
-    posted = [name for name in ("amount", "currency_amount", "store_amount") if name in fields and (fields[name] or name == "amount")]
-    wrong = [name for name in posted if answers.plain_decimal(fields[name]) is None]
+    posted = {name for name in ("amount", "currency_amount") if name in fields} | {name for name in ("store_amount",) if fields.get(name)}
+    wrong = sorted(name for name in posted if answers.plain_decimal(fields[name]) is None)
     return f"{wrong[0]} is no plain decimal number" if wrong else None
 
 
@@ -125,7 +124,8 @@ def _asserted(fields: Mapping[str, str]) -> Assertion:
     amount, currency = _money(fields, "currency_amount", "currency_type")
     if amount is None:
         amount, currency = _money(fields, "amount", "currency")
-    return Assertion(fields["tran_id"], fields["status"], effect, val_id, amount, currency, fields=fields, alerts=_alerts(fields))
+    copy_id = fields.get("verify_sign", "").lower()
+    return Assertion(fields["tran_id"], fields["status"], effect, val_id, amount, currency, None, copy_id, fields, _alerts(fields))
 
 
 # --- the local check

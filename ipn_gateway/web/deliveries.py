@@ -6,10 +6,11 @@ from uuid import UUID
 
 from fastapi import APIRouter, Query
 
-from ipn_gateway import ids, objects, views
+from ipn_gateway import ids, objects, pull, views
 from ipn_gateway.errors import NotFound, ValidationFailed
 from ipn_gateway.events import CATALOGUE
 from ipn_gateway.models import DeliveryOutcome, EventDeliveryStatus
+from ipn_gateway.paging import CURSOR_LENGTH_MAX, LIMIT_DEFAULT, LIMIT_MAX
 from ipn_gateway.tenants import Principal
 from ipn_gateway.web.deps import Reader, RuntimeDep, Since, Text, Until, WantedDep
 
@@ -51,20 +52,21 @@ async def get_notification_delivery(caller: Reader, rt: RuntimeDep, delivery_id:
 
 
 @events.get("")
-async def list_events(
+async def pull_events(
     caller: Reader,
     rt: RuntimeDep,
-    wanted: WantedDep,
     *,
+    after: Annotated[str | None, Query(max_length=CURSOR_LENGTH_MAX, description="`next_cursor` of the page before")] = None,
+    limit: Annotated[int, Query(ge=1, le=LIMIT_MAX)] = LIMIT_DEFAULT,
     type: Text = None,  # noqa: A002 - its name on the wire
     order_id: Text = None,
 ) -> objects.Page[objects.Event]:
-    """Events, newest first."""
+    """Events, oldest first and without a gap: ask again with `after` = `next_cursor`, which is never null, to follow them."""
     if type is not None and type not in CATALOGUE:
         sentence = "must be an event type"
         raise ValidationFailed(f"type: {sentence}", errors=[{"parameter": "type", "detail": sentence}])
-    async with rt.db.autocommit("events.list") as tx:
-        return await views.events(tx, caller.tenant_id, wanted, event_type=type, order_id=order_id)
+    async with rt.db.autocommit("events.pull") as tx:
+        return await pull.pull(tx, caller.tenant_id, after, limit, event_type=type, order_id=order_id)
 
 
 @events.get("/{event_id}")

@@ -64,11 +64,11 @@ async def _caller(
     return principal
 
 
-def needs(scope: Scope) -> Callable[..., Awaitable[Principal]]:
-    """A dependency: the caller, if its key has the scope. Then, and not before, the query is looked at."""
+def needs(scope: Scope, *, or_owner: Scope | None = None) -> Callable[..., Awaitable[Principal]]:
+    """A dependency: the caller, if its key has the scope, or the one that owns what is read. Then, not before, the query is looked at."""
 
     async def caller_with_scope(request: Request, principal: Annotated[Principal, Depends(_caller)]) -> Principal:
-        if scope not in principal.scopes:
+        if principal.scopes.isdisjoint({scope, or_owner}):
             raise Forbidden(f"This call needs the scope {scope}, which the API key lacks.")
         refuse_unknown_parameters(request)
         return principal
@@ -77,6 +77,8 @@ def needs(scope: Scope) -> Callable[..., Awaitable[Principal]]:
 
 
 Reader = Annotated[Principal, Depends(needs("read"))]
+OrderReader = Annotated[Principal, Depends(needs("read", or_owner="money"))]
+AdminReader = Annotated[Principal, Depends(needs("read", or_owner="admin"))]
 Writer = Annotated[Principal, Depends(needs("write"))]
 Cashier = Annotated[Principal, Depends(needs("money"))]
 Admin = Annotated[Principal, Depends(needs("admin"))]

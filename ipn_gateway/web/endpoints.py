@@ -7,7 +7,7 @@ from fastapi import APIRouter, Request, Response
 from ipn_gateway import addresses, endpoints, ids, objects, signing, views
 from ipn_gateway.endpoints import CreatedSecret
 from ipn_gateway.web import bodies, schemas
-from ipn_gateway.web.deps import Admin, Reader, RuntimeDep, WantedDep
+from ipn_gateway.web.deps import Admin, AdminReader, RuntimeDep, WantedDep
 
 router = APIRouter(prefix="/v1/endpoints", tags=["endpoints"])
 
@@ -25,14 +25,14 @@ async def create_endpoint(caller: Admin, request: Request, response: Response, r
 
 
 @router.get("")
-async def list_endpoints(caller: Reader, rt: RuntimeDep, wanted: WantedDep) -> objects.Page[objects.Endpoint]:
+async def list_endpoints(caller: AdminReader, rt: RuntimeDep, wanted: WantedDep) -> objects.Page[objects.Endpoint]:
     """Subscriptions, newest first."""
     async with rt.db.autocommit("endpoints.list") as tx:
         return await views.endpoints(tx, caller.tenant_id, wanted)
 
 
 @router.get("/{endpoint_id}")
-async def get_endpoint(caller: Reader, rt: RuntimeDep, endpoint_id: str) -> objects.Endpoint:
+async def get_endpoint(caller: AdminReader, rt: RuntimeDep, endpoint_id: str) -> objects.Endpoint:
     """One subscription, without its secrets."""
     return await _shown(rt, caller.tenant_id, endpoint_id)
 

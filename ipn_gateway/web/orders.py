@@ -10,7 +10,7 @@ from ipn_gateway.errors import NotFound, StateConflict
 from ipn_gateway.models import OrderStatus
 from ipn_gateway.sources import SourceAccount
 from ipn_gateway.web import bodies, schemas
-from ipn_gateway.web.deps import Cashier, Reader, RuntimeDep, Since, Text, WantedDep
+from ipn_gateway.web.deps import Cashier, OrderReader, RuntimeDep, Since, Text, WantedDep
 
 router = APIRouter(prefix="/v1/orders", tags=["orders"])
 
@@ -57,7 +57,7 @@ async def _source(rt: RuntimeDep, tenant_id: str, new: schemas.NewOrder) -> Sour
 
 @router.get("")
 async def list_orders(
-    caller: Reader,
+    caller: OrderReader,
     rt: RuntimeDep,
     wanted: WantedDep,
     *,
@@ -71,7 +71,7 @@ async def list_orders(
 
 
 @router.get("/{order_id}")
-async def get_order(caller: Reader, rt: RuntimeDep, order_id: str) -> objects.Order:
+async def get_order(caller: OrderReader, rt: RuntimeDep, order_id: str) -> objects.Order:
     """One order, with its payments and refunds."""
     if not _ORDER_ID.fullmatch(order_id):
         raise NotFound

@@ -73,7 +73,7 @@ def _seconds(value: Any) -> Any:
 
 
 EventFilter = Annotated[str, AfterValidator(_known_filter)]
-Rate = Annotated[Decimal, BeforeValidator(_decimal), Field(gt=0, le=10_000)]
+Rate = Annotated[Decimal, BeforeValidator(_decimal), Field(ge=Decimal("0.001"), le=10_000, max_digits=8, decimal_places=3)]
 
 
 class Body(BaseModel):

@@ -1,15 +1,20 @@
-"""The outermost layer: every request in a task of its own, which goes on when the client is gone, and one line in the log."""
+"""The outermost layer: every request in a task of its own, which goes on when the client is gone, and one line in the log.
+
+A request takes one of the process's slots when its body has arrived, so that bodies that come slowly, or never, keep nobody out.
+"""
 
 from __future__ import annotations
 
 import asyncio
+from collections import OrderedDict
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 from starlette.requests import Request
 
 from ipn_gateway import ids, logs
 from ipn_gateway.errors import Overloaded
-from ipn_gateway.web import problems
+from ipn_gateway.web import deps, problems
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -20,7 +25,78 @@ if TYPE_CHECKING:
 REQUESTS_MAX: Final = 1000
 """Requests at once in this process; more are answered 503 at once, except whether it is alive."""
 
+READING_MAX: Final = 5000
+READING_BYTES_MAX: Final = 64 * 1024 * 1024
+"""Requests whose body is on its way, and what has come of those bodies; beyond either the one that has taken longest is broken off."""
+
 _ALWAYS: Final = "/healthz"
+
+
+@dataclass(slots=True)
+class _Reading:
+    limit: asyncio.Timeout
+    messages: list[Message] = field(default_factory=list)
+    size_bytes: int = 0
+
+
+class Bodies:
+    """Reads what comes before a slot is taken. Those that take long make room for those that come: genuine ones take milliseconds."""
+
+    def __init__(self) -> None:
+        self._reading: OrderedDict[int, _Reading] = OrderedDict()  # oldest first
+        self._size_bytes = 0
+
+    async def read(self, scope: Scope, receive: Receive) -> list[Message]:
+        """The messages up to the end of the body; of one that is too large, so many as show it.
+
+        What does not arrive in time ends with `http.disconnect`: the routes answer that after what they check before the body.
+        """
+        announced = dict(scope["headers"]).get(b"content-length", b"")
+        if announced.isdigit() and int(announced[:20]) > deps.BODY_BYTES_MAX:
+            return []
+        reading = _Reading(asyncio.timeout(deps.BODY_SECONDS_MAX))
+        try:
+            async with reading.limit:
+                self._reading[id(reading)] = reading
+                await self._read(reading, receive)
+        except TimeoutError:
+            logs.count("requests.body_not_arrived")
+            reading.messages.append({"type": "http.disconnect"})
+        finally:
+            self._forget(id(reading))
+        return reading.messages
+
+    async def _read(self, reading: _Reading, receive: Receive) -> None:
+        more = True
+        while more and reading.size_bytes <= deps.BODY_BYTES_MAX:
+            self._make_room()
+            message = await receive()
+            reading.messages.append(message)
+            reading.size_bytes += len(message.get("body", b""))
+            if id(reading) in self._reading:
+                self._size_bytes += len(message.get("body", b""))
+            more = message.get("more_body", False)
+
+    def _make_room(self) -> None:
+        while self._reading and (len(self._reading) > READING_MAX or self._size_bytes > READING_BYTES_MAX):
+            number, slowest = next(iter(self._reading.items()))
+            self._forget(number)
+            if not slowest.limit.expired():
+                slowest.limit.reschedule(0)
+
+    def _forget(self, number: int) -> None:
+        if reading := self._reading.pop(number, None):
+            self._size_bytes -= reading.size_bytes
+
+
+def _replayed(arrived: list[Message], receive: Receive) -> Receive:
+    """What has arrived, again, and then what comes after it."""
+    left = list(reversed(arrived))
+
+    async def replay() -> Message:
+        return left.pop() if left else await receive()
+
+    return replay
 
 
 class Shield:
@@ -30,15 +106,18 @@ class Shield:
         self._app = app
         self._slots = slots
         self._clock = clock
+        self._bodies = Bodies()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one connection; other than HTTP is passed on."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
-        elif self._slots.free <= 0 and scope["path"] != _ALWAYS:
+            return
+        arrived = await self._bodies.read(scope, receive)
+        if self._slots.free <= 0 and scope["path"] != _ALWAYS:
             await problems.respond(Overloaded())(scope, receive, send)
         else:
-            await asyncio.shield(self._slots.start(self._serve(scope, receive, send), name="request"))
+            await asyncio.shield(self._slots.start(self._serve(scope, _replayed(arrived, receive), send), name="request"))
 
     async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
         began = self._clock.monotonic_seconds()

@@ -5,7 +5,7 @@ from fastapi import APIRouter, Request, Response
 from ipn_gateway import objects, sources, views
 from ipn_gateway.errors import NotFound
 from ipn_gateway.web import bodies, schemas
-from ipn_gateway.web.deps import Admin, Reader, RuntimeDep, WantedDep
+from ipn_gateway.web.deps import Admin, AdminReader, RuntimeDep, WantedDep
 
 router = APIRouter(prefix="/v1/sources", tags=["sources"])
 
@@ -21,14 +21,14 @@ async def create_source(caller: Admin, request: Request, response: Response, rt:
 
 
 @router.get("")
-async def list_sources(caller: Reader, rt: RuntimeDep, wanted: WantedDep) -> objects.Page[objects.Source]:
+async def list_sources(caller: AdminReader, rt: RuntimeDep, wanted: WantedDep) -> objects.Page[objects.Source]:
     """Merchant accounts, newest first."""
     async with rt.db.autocommit("sources.list") as tx:
         return await views.sources(tx, caller.tenant_id, wanted, public_url=rt.public_url)
 
 
 @router.get("/{name}")
-async def get_source(caller: Reader, rt: RuntimeDep, name: str) -> objects.Source:
+async def get_source(caller: AdminReader, rt: RuntimeDep, name: str) -> objects.Source:
     """One merchant account."""
     return await _shown(rt, caller.tenant_id, name)
 

@@ -41,7 +41,7 @@ async def test_commands_work_without_and_beside_a_serve(tmp_path: Path):
     assert made.code == added.code == 0
     assert set(made.json) == {"tenant", "key_id", "key"}
     assert re.fullmatch(r"key_[0-9a-f]{32}", made.json["key_id"])
-    assert added.json["listener_url"] == "http://127.0.0.1:8000/ipn/shop"
+    assert added.json["listener_url"] == f"{gateway.url}/ipn/shop"
     assert (registered.status_code, forged.status_code) == (201, 401)
     assert shown.json["order_id"] == "INV-1"
     assert [forged.headers["x-delivery-id"], "shop", "INV-1", "VALID", "rejected", "signature"] == [

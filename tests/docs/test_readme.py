@@ -67,7 +67,7 @@ async def test_the_steps_work_one_after_the_other(tmp_path: Path, database_url: 
     assert (done.code, "Traceback" in done.err) == (0, False), done.err
     assert printed[0]["order_id"] == "INV-1001"
     assert printed[1]["secret"].startswith("whsec_")
-    assert printed[2] == {"items": [], "next_cursor": None}
+    assert printed[2]["items"] == []
     assert re.search(r"^listener_url +http\S+/ipn/shop$", done.out, re.MULTILINE)
     assert not (tmp_path / "shop.json").exists()
 

@@ -265,3 +265,31 @@ async def test_an_endpoint_deleted_while_an_attempt_runs_gets_no_more(db: Databa
 
     assert await subscribers.statuses(endpoint_id) == {"cancelled": 1}
     assert logs.counters["event_deliveries.lease_lost"] == 1
+
+
+async def test_enabling_and_recording_take_their_locks_in_one_order(db: Database, faults: Faults, subscribers: Subscribers) -> None:
+    """A late attempt, of a lease that has ended, waits for the enabling that holds its event delivery; neither is broken off."""
+    endpoint_id = await subscribers.endpoint("http://localhost:1/", status="disabled", disabled_reason="gone", disabled_at=ago(hours=1))
+    await subscribers.make.endpoint_state(endpoint_id=endpoint_id, consecutive_failures=3, failing_since=ago(hours=2))
+    (delivery_id,) = await subscribers.deliver(endpoint_id, next_attempt_at=ahead(hours=1), lease_expires_at=ago(seconds=1), fence=1)
+    delivery = await subscribers.delivery(delivery_id)
+    holds, go_on = asyncio.Event(), asyncio.Event()
+
+    async def hold() -> None:
+        holds.set()
+        await go_on.wait()
+
+    faults.on["endpoints.enable:statement_2"] = hold
+    enabling = asyncio.create_task(endpoints.enable(db, TENANT, endpoint_id, actor="test"))
+    await holds.wait()
+    recording = asyncio.create_task(attempts.record(db, [after(delivery, *REFUSED)]))
+    async with asyncio.timeout(10):
+        while not await subscribers.rows("pg_stat_activity", "datname = current_database() AND wait_event_type = 'Lock'", "pid"):
+            assert not recording.done()
+    go_on.set()
+    recorded = await recording
+    await enabling
+
+    assert [row.number for row in recorded.values()] == [1]
+    assert logs.counters["transactions.rerun"] == 0
+    assert (await subscribers.rows("endpoints"))[0]["status"] == "enabled"

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import os
+import signal
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
@@ -176,6 +178,32 @@ async def test_a_transaction_that_was_ended_inside_its_block_is_an_error(db: Dat
     with pytest.raises(pg.InFailedSqlTransaction):
         async with db.transaction("test.ended") as tx:
             await tx.execute("COMMIT")
+
+
+async def test_a_server_that_falls_silent_keeps_nobody_waiting(db: Database) -> None:
+    """Its process is stopped in mid-transaction: the connection is cut at the limit, and the next one works."""
+    async with db.transaction("test.warm") as tx:
+        await tx.execute(ADD, {"id": "before"})
+    with pytest.raises(psycopg.OperationalError):  # noqa: PT012 - the block is what is tested
+        async with db.transaction("test.silent", seconds_max=0.3) as tx:
+            backend = int(await tx.value("SELECT pg_backend_pid()"))
+            os.kill(backend, signal.SIGSTOP)
+            try:
+                await tx.execute(ADD, {"id": "never"})
+            finally:
+                os.kill(backend, signal.SIGCONT)
+
+    assert await count(db) == 1
+
+
+async def test_connections_that_died_while_idle_are_not_handed_out(db: Database, database_url: str) -> None:
+    """After a restart of the server the pool is full of dead connections; nobody gets one."""
+    async with db.transaction("test.warm") as tx:
+        backend = await tx.value("SELECT pg_backend_pid()")
+    async with await psycopg.AsyncConnection.connect(database_url) as other:
+        await other.execute("SELECT pg_terminate_backend(%s, 5000)", (backend,))
+
+    assert await count(db) == 0
 
 
 async def test_an_exhausted_pool_says_so_quickly(database_url: str, clock: Clock) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+from collections import Counter
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
@@ -11,7 +12,7 @@ import pytest
 from cryptography.fernet import Fernet
 from pydantic import SecretStr
 
-from ipn_gateway import endpoints
+from ipn_gateway import endpoints, events, logs, outbox
 from ipn_gateway.endpoints import CreatedSecret, NewEndpoint
 from ipn_gateway.errors import NotFound, StateConflict
 from ipn_gateway.vault import Vault
@@ -20,6 +21,7 @@ from tests.make import TENANT, Make, ago, ahead
 if TYPE_CHECKING:
     from ipn_gateway.clock import Clock
     from ipn_gateway.db import Database
+    from ipn_gateway.faults import Faults
 
 
 @pytest.fixture
@@ -155,6 +157,78 @@ async def test_deleting_cancels_what_is_pending_and_fences_what_is_being_sent(db
     assert sorted(row["status"] for row in found.values()) == ["cancelled", "cancelled", "delivered", "pending"]
     assert (found[sent["id"]]["fence"], found[sent["id"]]["lease_expires_at"]) == (8, None)
     assert found[kept["id"]]["status"] == "pending"
+
+
+async def test_many_are_cancelled_and_made_due_in_batches(db: Database, vault: Vault, make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each a transaction of its own: no number of event deliveries meets the limit of a statement."""
+    monkeypatch.setattr(endpoints, "BATCH", 2)
+    made = await create(db, vault)
+    await disable(db, made.endpoint_id)
+    for _ in range(5):
+        await make.event_delivery(endpoint_id=made.endpoint_id, next_attempt_at=ahead(hours=3))
+    before = Counter(logs.counters)
+
+    await endpoints.enable(db, TENANT, made.endpoint_id, actor="test")
+    due = await rows(db, "SELECT FROM event_deliveries WHERE next_attempt_at = created_at")
+    assert await endpoints.delete(db, TENANT, made.endpoint_id, actor="test") == 5
+
+    begun = Counter(logs.counters) - before
+    assert len(due) == 5
+    assert begun["transactions.endpoints.enable"] == begun["transactions.endpoints.cancel_deliveries"] == 4
+
+
+async def test_an_endpoint_is_enabled_only_when_all_that_waited_is_due(
+    db: Database, vault: Vault, make: Make, faults: Faults, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A process that dies between the batches leaves it disabled; enabling it again goes on from there."""
+    monkeypatch.setattr(endpoints, "BATCH", 2)
+    made = await create(db, vault)
+    await disable(db, made.endpoint_id)
+    for _ in range(3):
+        await make.event_delivery(endpoint_id=made.endpoint_id, next_attempt_at=ahead(hours=3))
+
+    async def die() -> None:
+        raise Died
+
+    faults.on["endpoints.enable:after_commit"] = die
+    with pytest.raises(Died):
+        await endpoints.enable(db, TENANT, made.endpoint_id, actor="test")
+    half = (await rows(db, "SELECT status FROM endpoints"))[0]["status"]
+    faults.on.clear()
+    await endpoints.enable(db, TENANT, made.endpoint_id, actor="test")
+
+    assert half == "disabled"
+    assert (await rows(db, "SELECT status FROM endpoints"))[0]["status"] == "enabled"
+    assert len(await rows(db, "SELECT FROM event_deliveries WHERE next_attempt_at = created_at")) == 3
+
+
+async def test_what_is_staged_while_its_endpoint_is_deleted_is_cancelled_afterwards(db: Database, clock: Clock, vault: Vault) -> None:
+    """The event's transaction saw the endpoint and commits after it is gone; nothing of other endpoints is touched."""
+    made, other = await create(db, vault), await create(db, vault)
+    saw, go_on = asyncio.Event(), asyncio.Event()
+
+    async def stage() -> None:
+        data = events.EndpointData(endpoint_id="ep_1", url="https://subscriber.example")
+        async with db.transaction("test.stage") as tx:
+            await outbox.stage(tx, clock, TENANT, [events.new("evt_1", "endpoint.test", clock.now(), data)])
+            saw.set()
+            await go_on.wait()
+
+    staging = asyncio.create_task(stage())
+    await saw.wait()
+    assert await endpoints.delete(db, TENANT, made.endpoint_id, actor="test") == 0
+    assert await endpoints.cancel_left_over(db) == 0
+    go_on.set()
+    await staging
+
+    assert await endpoints.cancel_left_over(db) == 1
+    assert await endpoints.cancel_left_over(db) == 0
+    found = {row["endpoint_id"]: row["status"] for row in await rows(db, "SELECT endpoint_id, status FROM event_deliveries")}
+    assert found == {made.endpoint_id: "cancelled", other.endpoint_id: "pending"}
+
+
+class Died(BaseException):
+    """What a test makes a process die of."""
 
 
 async def test_nobody_else_acts_on_an_endpoint(db: Database, vault: Vault) -> None:

@@ -518,8 +518,9 @@ async def test_claiming_reads_the_index_of_due_rows(db: Database, subscribers: S
 
 async def _explain(db: Database, endpoint_id: UUID, read: list[int]) -> None:
     """Claim, add how many rows each statement read, and undo it."""
-    numbers = {"latecomers": event_deliveries.LATECOMERS_MAX, "limit": 10, "share": 10, "lease_seconds": 45.0}
-    values = {**numbers, "tenant_ids": [TENANT], "endpoint_ids": [endpoint_id]}
+    numbers = {"latecomers": event_deliveries.LATECOMERS_MAX, "limit": 10, "lease_seconds": 45.0, "trying_from": 5}
+    limits = {"per_tenant": 256, "failing_per_tenant": 128}
+    values = {**numbers, **limits, "tenant_ids": [TENANT], "endpoint_ids": [endpoint_id], "shares": [10], "mosts": [10]}
     async with db.transaction("test.explain") as tx:
         for statement in (event_deliveries._CHOOSE, event_deliveries._CLAIM):
             plan = await tx.value(f"EXPLAIN (ANALYZE, FORMAT JSON) {statement}", values)

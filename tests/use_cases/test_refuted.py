@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from tests.world import World
 
 
-@pytest.mark.case("B41", "B52")
+@pytest.mark.case("B52")
 async def test_a_refuted_payment_is_asked_about_three_times_more(world: World) -> None:
     """At once, then after 60, 300 and 540 seconds, and not before; the fourth refutation rejects."""
     await world.order("ORD-1")

@@ -158,7 +158,8 @@ async def test_two_payments_under_one_order_are_both_found(world: World) -> None
         ("applied", Decimal("1000.00")),
         ("unapplied", Decimal("1000.00")),
     ]
-    assert await world.event_types() == ["order.paid", "order.overpaid"]
+    assert await world.event_types() == ["order.paid", "order.overpaid", "notification.conflict"]
+    assert await world.outcomes() == ["conflict"]
 
 
 @pytest.mark.case("S106")
@@ -358,3 +359,20 @@ async def test_an_effect_that_fails_in_a_sweep_is_tried_again_on_the_schedule(wo
     world.rt.clock.advance(seconds=600)
     await world.sweep()
     assert await world.status("ORD-1") == "paid"
+
+
+async def test_money_that_only_the_sweep_finds_and_that_does_not_fit_waits_for_a_person(world: World) -> None:
+    """It is kept as a delivery that is held, announced once, and no timer closes the order while the provider has money for it."""
+    async with world.rt.db.autocommit("test.now") as tx:
+        soon = await tx.value("SELECT ipn_now() + interval '10 minutes'")
+    await world.order("ORD-1", "500.00", expires_at=soon)
+    world.pay("ORD-1", "499.00")
+    for _ in range(3):
+        world.rt.clock.advance(seconds=600)
+        await world.sweep()
+
+    held = await world.rows("SELECT via, outcome, reason, order_id FROM notification_deliveries")
+    assert held == [{"via": "sweep", "outcome": "held", "reason": "amount", "order_id": "ORD-1"}]
+    assert await world.status("ORD-1") == "pending"
+    assert await world.event_types() == ["notification.held"]
+    assert await world.value("SELECT state FROM inbox") == "held"

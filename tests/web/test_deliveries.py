@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
+import contextvars
 import json
 from typing import TYPE_CHECKING, Any
 
+import pytest
+
 from ipn_gateway import tenants
 from tests.make import TENANT, Make, ago, ahead
-from tests.web.conftest import Caller, pointers
+from tests.web.conftest import Caller, pointers, problem
 
 if TYPE_CHECKING:
     from ipn_gateway.runtime import Runtime
@@ -120,7 +124,7 @@ def frozen(number: int, kind: str = "order.paid") -> bytes:
 
 
 async def test_events_are_shown_as_they_were_frozen(api: Caller, rt: Runtime) -> None:
-    """With order and sequence beside; filtered by type and order, paged newest first."""
+    """With order and sequence beside; filtered by type and order, oldest first."""
     make = Make(rt.db)
     for number in range(3):
         await make.event(order_id=f"O-{number}", body=frozen(number))
@@ -129,7 +133,7 @@ async def test_events_are_shown_as_they_were_frozen(api: Caller, rt: Runtime) ->
     async def found(**query: Any) -> list[str | None]:
         return [item["order_id"] for item in (await api.get("/v1/events", **query)).json()["items"]]
 
-    assert await found() == [None, "O-2", "O-1", "O-0"]
+    assert await found() == ["O-0", "O-1", "O-2", None]
     assert await found(type="notification.held") == [None]
     assert await found(order_id="O-1") == ["O-1"]
     assert pointers(await api.get("/v1/events", type="order.odd")) == ["type"]
@@ -143,16 +147,47 @@ async def test_events_are_shown_as_they_were_frozen(api: Caller, rt: Runtime) ->
         "data": {"order_id": "O-9", "amount": "1.00"},
     }
     first = (await api.get("/v1/events", limit=3)).json()
-    second = (await api.get("/v1/events", limit=3, cursor=first["next_cursor"])).json()
-    assert [item["order_id"] for item in second["items"]] == ["O-0"]
+    second = (await api.get("/v1/events", limit=3, after=first["next_cursor"])).json()
+    assert [item["order_id"] for item in first["items"]] == ["O-0", "O-1", "O-2"]
+    assert [item["id"] for item in second["items"]] == [held["id"]]
+
+
+@pytest.mark.case("S124")
+async def test_the_pull_waits_for_transactions_that_still_write(api: Caller, rt: Runtime) -> None:
+    """Of two that commit out of order neither is missed, and neither is shown twice; an empty page has a cursor to wait at."""
+    late = Make(rt.maintenance_db)
+    async with rt.inbox_db.transaction("test.early") as tx:
+        early = await Make(tx).event(id="evt_early", order_id="O-early", body=frozen(1))
+
+        async def meanwhile() -> tuple[dict[str, Any], str]:
+            second = await late.event(id="evt_late", order_id="O-late", body=frozen(2))
+            return (await api.get("/v1/events")).json(), second["id"]
+
+        waiting, second = await asyncio.get_running_loop().create_task(meanwhile(), context=contextvars.Context())
+
+    pulled = (await api.get("/v1/events", after=waiting["next_cursor"])).json()
+    nothing = (await api.get("/v1/events", after=pulled["next_cursor"])).json()
+
+    assert waiting["items"] == []
+    assert [item["id"] for item in pulled["items"]] == [early["id"], second]
+    assert nothing == {"items": [], "next_cursor": pulled["next_cursor"]}
+
+
+async def test_a_cursor_from_before_a_restore_is_a_409(api: Caller) -> None:
+    """The database says which one it is; the numbers of another mean nothing here."""
+    first = (await api.get("/v1/events")).json()["next_cursor"]
+    kind, _, number, event_id = json.loads(base64.urlsafe_b64decode(first + "=="))
+    other = base64.urlsafe_b64encode(json.dumps([kind, "1", number, event_id]).encode()).decode()
+
+    assert problem(await api.get("/v1/events", after=other)) == (409, "state-conflict")
 
 
 async def test_a_cursor_of_events_with_a_number_that_is_none_is_a_422(api: Caller) -> None:
     """No number reaches the database that it could refuse."""
     for number in ("-1", "1_0", str(1 << 64), "1e3", " 1", "\N{BENGALI DIGIT ONE}"):
-        cursor = base64.urlsafe_b64encode(json.dumps(["events", number, "evt_a"]).encode()).decode()
+        cursor = base64.urlsafe_b64encode(json.dumps(["pull", "1", number, "evt_a"]).encode()).decode()
 
-        assert pointers(await api.get("/v1/events", cursor=cursor)) == ["cursor"], number
+        assert pointers(await api.get("/v1/events", after=cursor)) == ["after"], number
 
 
 async def test_event_deliveries_are_shown_with_their_attempts(api: Caller, rt: Runtime) -> None:

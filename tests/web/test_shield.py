@@ -13,11 +13,13 @@ from psycopg import errors as pg
 
 from ipn_gateway.errors import ConfigurationError, PoolExhausted
 from ipn_gateway.slots import Slots
+from ipn_gateway.web import deps, shield
 from ipn_gateway.web.app import create_app
 from tests.web.conftest import ENDPOINT, ORDER, Caller, problem
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
+    from starlette.types import Message
 
     from ipn_gateway.faults import Faults
     from ipn_gateway.runtime import Runtime
@@ -131,6 +133,80 @@ async def test_a_process_with_all_its_hands_full_says_so_at_once(shop: Caller, a
     assert (await shop.get("/healthz")).status_code == 200
     may_commit.set()
     assert (await request).status_code == 201
+
+
+class Slow:
+    """A request to the application whose body comes in pieces, as the test sends them."""
+
+    def __init__(self, app: FastAPI, path: str = "/ipn/shop-main") -> None:
+        self.sent: list[Message] = []
+        self.reading = asyncio.Event()
+        self._pieces: asyncio.Queue[Message] = asyncio.Queue()
+        scope = {"type": "http", "method": "POST", "path": path, "raw_path": path.encode(), "query_string": b"", "headers": []}
+        self.task = asyncio.ensure_future(
+            app(scope | {"http_version": "1.1", "scheme": "http", "client": ("192.0.2.1", 1)}, self._receive, self._send)
+        )
+
+    async def _receive(self) -> Message:
+        self.reading.set()
+        return await self._pieces.get()
+
+    async def _send(self, message: Message) -> None:
+        self.sent.append(message)
+
+    def piece(self, body: bytes, *, more: bool = True) -> None:
+        self._pieces.put_nowait({"type": "http.request", "body": body, "more_body": more})
+
+    async def status(self) -> int:
+        async with asyncio.timeout(10):
+            await self.task
+        return int(self.sent[0]["status"])
+
+
+async def test_bodies_that_come_slowly_keep_nobody_out(shop: Caller, app: FastAPI) -> None:
+    """More of them than there are slots: a notification that comes meanwhile is taken in, and so are they when they are complete."""
+    app.state.slots._count = 2
+    slow = [Slow(app) for _ in range(5)]
+    for one in slow:
+        one.piece(b"a=")
+        await one.reading.wait()
+
+    quick = await shop("POST", "/ipn/shop-main", content=b"a=1")
+    for one in slow:
+        one.piece(b"1", more=False)
+        assert await one.status() == 400
+
+    assert quick.status_code == 400
+    assert "x-delivery-id" in quick.headers
+    bodies = (await shop.get("/v1/notification-deliveries")).json()["items"]
+    assert len(bodies) == 6
+
+
+@pytest.mark.parametrize("limit", ["READING_MAX", "READING_BYTES_MAX"])
+async def test_of_too_many_slow_bodies_the_slowest_makes_room(
+    shop: Caller, app: FastAPI, monkeypatch: pytest.MonkeyPatch, limit: str
+) -> None:
+    """Their number and their bytes are bounded; the one that has taken longest is answered 408, and who comes next is served."""
+    monkeypatch.setattr(shield, limit, {"READING_MAX": 2, "READING_BYTES_MAX": 2500}[limit])
+    slow = [Slow(app) for _ in range(3)]
+    for one in slow:
+        one.piece(b"a" * 1000)
+        await one.reading.wait()
+
+    assert await slow[0].status() == 408
+    assert (await shop("POST", "/ipn/shop-main", content=b"a=1" * 500)).status_code == 400
+    slow[2].piece(b"", more=False)
+    assert await slow[2].status() == 400
+    slow[1].piece(b"", more=False)
+    assert await slow[1].status() == 408
+
+
+async def test_an_unknown_route_is_a_404_although_its_body_never_comes(shop: Caller, app: FastAPI, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is checked before the body is answered before it."""
+    monkeypatch.setattr(deps, "BODY_SECONDS_MAX", 0.05)
+
+    assert await Slow(app, "/ipn/nobody").status() == 404
+    assert await Slow(app).status() == 408
 
 
 @pytest.mark.parametrize(

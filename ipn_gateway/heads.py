@@ -1,0 +1,91 @@
+"""Bounds on the head of a request, which the fast parser has none of: 64 KiB and 10 seconds, then the connection ends.
+
+Without them anybody could fill the memory, or the connections, before a route is even looked for.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from ipn_gateway import logs
+
+if TYPE_CHECKING:
+    import asyncio
+
+HEAD_BYTES_MAX: Final = 64 * 1024
+HEAD_SECONDS_MAX: Final = 10.0
+
+_TOO_LARGE: Final = b"HTTP/1.1 431 Request Header Fields Too Large\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
+_TOO_SLOW: Final = b"HTTP/1.1 408 Request Timeout\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
+
+
+class BoundedHeads(HttpToolsProtocol):
+    """uvicorn's protocol over httptools; a head that is too long or too slow is refused with 431 or 408 (RFC 6585, RFC 9110)."""
+
+    _in_head = True
+    _refused = False
+    _head_bytes = 0
+    _patience: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as in the class above
+        """A connection that sends nothing is not waited for either."""
+        super().connection_made(transport)
+        self._wait_for_head()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Nothing is waited for any more."""
+        self._head_is_over()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        """Counts while the head goes on; what is parsed at once is looked at when the head is complete."""
+        if self._refused:
+            return
+        self._head_bytes += len(data) if self._in_head else 0
+        super().data_received(data)
+        if self._in_head and self._head_bytes > HEAD_BYTES_MAX:
+            self._refuse(_TOO_LARGE, "too_large")
+
+    def on_message_begin(self) -> None:
+        """The first byte of a request."""
+        super().on_message_begin()
+        self._in_head, self._head_bytes = True, 0
+        self._wait_for_head()
+
+    def on_headers_complete(self) -> None:
+        """Only a head within its bounds becomes a request."""
+        self._head_is_over()
+        if len(self.url) + sum(len(name) + len(value) for name, value in self.headers) > HEAD_BYTES_MAX:
+            self._refuse(_TOO_LARGE, "too_large")
+        else:
+            super().on_headers_complete()
+
+    def on_body(self, body: bytes) -> None:
+        """Of a refused request nothing is read."""
+        if not self._refused:
+            super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        """The next byte begins another head."""
+        if not self._refused:
+            super().on_message_complete()
+        self._in_head, self._head_bytes = True, 0
+
+    def _wait_for_head(self) -> None:
+        if self._patience is None:
+            self._patience = self.loop.call_later(HEAD_SECONDS_MAX, self._refuse, _TOO_SLOW, "too_slow")
+
+    def _head_is_over(self) -> None:
+        self._in_head = False
+        if self._patience is not None:
+            self._patience.cancel()
+            self._patience = None
+
+    def _refuse(self, answer: bytes, why: str) -> None:
+        self._refused = True
+        self._head_is_over()
+        logs.count(f"heads.{why}")
+        self.transport.write(answer)
+        self.transport.close()

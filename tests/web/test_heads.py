@@ -1,0 +1,97 @@
+"""Request heads over real sockets: what is too long or too slow ends before it costs anything."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import uvicorn
+
+from ipn_gateway import heads
+from ipn_gateway.heads import HEAD_BYTES_MAX, BoundedHeads
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+
+async def echo(scope: Any, receive: Any, send: Any) -> None:
+    """Answers with the length of the body."""
+    body, more = b"", True
+    while more:
+        message = await receive()
+        body, more = body + message.get("body", b""), message.get("more_body", False)
+    await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", str(len(str(len(body)))).encode())]})
+    await send({"type": "http.response.body", "body": str(len(body)).encode()})
+
+
+@pytest.fixture
+async def port() -> AsyncIterator[int]:
+    """A server with bounded heads."""
+    config = uvicorn.Config(echo, http=BoundedHeads, ws="none", lifespan="off", log_config=None, access_log=False, port=0)
+    server = uvicorn.Server(config)
+    setattr(server, "capture_signals", contextlib.nullcontext)  # noqa: B010 - signals are the test runner's
+    serving = asyncio.get_running_loop().create_task(server.serve())
+    while not server.started:  # noqa: ASYNC110 - the server sets no event
+        await asyncio.sleep(0)
+    yield server.servers[0].sockets[0].getsockname()[1]
+    server.should_exit = True
+    await serving
+
+
+async def exchange(port: int, *parts: bytes) -> bytes:
+    """Send the parts, then read to the end of the connection; what a closed connection refuses is not sent."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    received = b""
+    with contextlib.suppress(ConnectionError):
+        for part in parts:
+            writer.write(part)
+            await writer.drain()
+    async with asyncio.timeout(10):
+        with contextlib.suppress(ConnectionError):
+            while chunk := await reader.read(65536):
+                received += chunk
+                if received.endswith(b"\r\n\r\n" + received.rpartition(b"\r\n\r\n")[2]) and b"HTTP/1.1 200" in received:
+                    break
+    writer.close()
+    return received
+
+
+async def test_ordinary_requests_pass_one_after_the_other(port: int) -> None:
+    """Bodies do not count, however long, and neither do earlier heads of the connection."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    for length in (0, 200_000, 3):
+        writer.write(f"POST / HTTP/1.1\r\nhost: a\r\nx: {'y' * 30_000}\r\ncontent-length: {length}\r\n\r\n".encode() + b"b" * length)
+        answer = await reader.readuntil(b"\r\n\r\n")
+        body = await reader.readexactly(len(str(length)))
+
+        assert answer.startswith(b"HTTP/1.1 200"), answer
+        assert body == str(length).encode()
+    writer.close()
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        b"GET / HTTP/1.1\r\nhost: a\r\nx: " + b"y" * (HEAD_BYTES_MAX + 1) + b"\r\n\r\n",
+        b"GET / HTTP/1.1\r\nhost: a\r\n" + b"x: y\r\n" * 40_000 + b"\r\n",
+        b"GET /" + b"y" * 400_000 + b" HTTP/1.1\r\nhost: a\r\n\r\n",
+    ],
+    ids=["one header", "many headers", "the address"],
+)
+async def test_a_head_over_the_bound_is_a_431(port: int, head: bytes) -> None:
+    """Whether it comes at once or goes on for ever."""
+    answer = await exchange(port, head, *[b"z" * 65536] * 20)
+
+    assert answer.startswith(b"HTTP/1.1 431") or answer == b"", answer
+
+
+@pytest.mark.parametrize("sent", [b"", b"GET / HTTP/1.1\r\nhost:"])
+async def test_a_head_that_does_not_come_is_not_waited_for(port: int, monkeypatch: pytest.MonkeyPatch, sent: bytes) -> None:
+    """Nor a connection that sends nothing at all."""
+    monkeypatch.setattr(heads, "HEAD_SECONDS_MAX", 0.05)
+
+    answer = await exchange(port, sent)
+
+    assert answer.startswith(b"HTTP/1.1 408")
