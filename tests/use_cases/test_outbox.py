@@ -9,6 +9,7 @@ import pytest
 
 from ipn_gateway import events, outbox
 from tests.make import NOW, SOURCE, TENANT
+from tests.pulling import all_in_view
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -120,6 +121,8 @@ async def test_events_can_be_pulled_without_a_gap_whatever_commits_first(db: Dat
             await stage(tx, clock, event("order.paid", clock, "evt_quick", "ORD-2"))
         while_it_runs = await pulled()
         end.set()
+
+    await all_in_view(db)
 
     assert while_it_runs == []
     assert await pulled() == ["evt_slow", "evt_quick"]

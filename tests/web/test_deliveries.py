@@ -12,6 +12,7 @@ import pytest
 
 from ipn_gateway import tenants
 from tests.make import TENANT, Make, ago, ahead
+from tests.pulling import all_in_view
 from tests.web.conftest import Caller, pointers, problem
 
 if TYPE_CHECKING:
@@ -129,6 +130,7 @@ async def test_events_are_shown_as_they_were_frozen(api: Caller, rt: Runtime) ->
     for number in range(3):
         await make.event(order_id=f"O-{number}", body=frozen(number))
     held = await make.event(type="notification.held", body=frozen(9, "notification.held"))
+    await all_in_view(rt.db)
 
     async def found(**query: Any) -> list[str | None]:
         return [item["order_id"] for item in (await api.get("/v1/events", **query)).json()["items"]]
@@ -165,6 +167,7 @@ async def test_the_pull_waits_for_transactions_that_still_write(api: Caller, rt:
 
         waiting, second = await asyncio.get_running_loop().create_task(meanwhile(), context=contextvars.Context())
 
+    await all_in_view(rt.db)
     pulled = (await api.get("/v1/events", after=waiting["next_cursor"])).json()
     nothing = (await api.get("/v1/events", after=pulled["next_cursor"])).json()
 
