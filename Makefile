@@ -2,7 +2,7 @@
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo serve test test-outside check format coverage lock clean
+.PHONY: help demo serve test test-outside check format docs coverage lock clean
 
 BIN := .venv/bin
 UV := $(shell command -v uv)
@@ -41,6 +41,9 @@ check: .venv/.installed ## Lint, formatting, types and the direction of imports
 format: .venv/.installed ## Put the code into its one format, and mend what the linter can
 	$(BIN)/ruff check --fix
 	$(BIN)/ruff format
+
+docs: .venv/.installed ## Write the generated pages of docs/reference again
+	$(BIN)/python -m docs.generate
 
 coverage: .venv/.installed ## Run the tests of make test under branch coverage, and refuse less than is promised
 	rm -f .coverage .coverage.*

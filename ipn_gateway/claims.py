@@ -54,7 +54,7 @@ class Row:
 
     def request(self) -> InboundRequest:
         """The request as it was received."""
-        return InboundRequest("POST", self.query, tuple((name, value) for name, value in self.headers), self.raw_body)
+        return InboundRequest.stored(self.via, self.query, self.headers, self.raw_body)
 
 
 _LEASE = """

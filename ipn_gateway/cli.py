@@ -5,43 +5,47 @@ import asyncio
 import json
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from ipn_gateway import __version__, console, logs
+from ipn_gateway import __version__, act_commands, console, endpoint_commands, event_commands, logs, tail, timeline_command
 from ipn_gateway.errors import GatewayError
+from ipn_gateway.options import AsJson, Cursor, Host, Limit, Tenant, group
 
 if TYPE_CHECKING:
     from ipn_gateway.db import Database
     from ipn_gateway.settings import Settings
 
 
-def _group(help_text: str) -> typer.Typer:
-    return typer.Typer(help=help_text, no_args_is_help=True, rich_markup_mode=None)
-
-
 app = typer.Typer(
-    add_completion=False,
     no_args_is_help=True,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 keys, sources, orders, deliveries = (
-    _group("API keys of tenants."),
-    _group("Merchant accounts at payment providers."),
-    _group("Orders and what was paid for them."),
-    _group("Notification deliveries: what providers posted."),
+    group("API keys of tenants."),
+    group("Merchant accounts at payment providers."),
+    group("Orders and what was paid for them."),
+    group("Notification deliveries: what providers posted."),
 )
-for name, group in (("keys", keys), ("sources", sources), ("orders", orders), ("deliveries", deliveries)):
-    app.add_typer(group, name=name)
+for name, commands in (
+    ("keys", keys),
+    ("sources", sources),
+    ("orders", orders),
+    ("deliveries", deliveries),
+    ("events", event_commands.events),
+    ("endpoints", endpoint_commands.endpoints),
+):
+    app.add_typer(commands, name=name)
 
-AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object as the last line.")]
-Tenant = Annotated[str | None, typer.Option(help="The tenant; by default the only one.")]
-Host = Annotated[str, typer.Option(help="The address to listen on; 0.0.0.0 is all of them.")]
-Limit = Annotated[int, typer.Option(min=1, max=200, help="How many at most, newest first.")]
-Cursor = Annotated[str | None, typer.Option(help="`next_cursor` of the page before.")]
+EXIT_CODES: Final = {
+    0: "done",
+    console.FAILED: "it failed, was refused, or what was looked for is not there; one sentence on standard error says what",
+    console.WRONG_USE: "it was used wrongly: an option, or a value in it, that cannot be",
+    130: "ended by ^C, where that is not the usual end",
+}
 
 
 def main() -> None:
@@ -276,6 +280,13 @@ def show_delivery(delivery_id: str, *, tenant: Tenant = None, as_json: AsJson = 
                 return await views.notification_delivery(tx, owner, delivery_id, raw=False)
 
     console.show(console.with_database(read), as_json=as_json)
+
+
+app.command("tail", epilog="Example: ipn-gateway tail --only in --outcome rejected")(tail.tail)
+app.command("timeline", epilog="Example: ipn-gateway timeline INV-1001")(timeline_command.timeline)
+app.command("contract")(event_commands.contract)
+
+act_commands.register(app)
 
 
 # --- trying things out

@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import shutil
 import sys
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar
@@ -31,6 +32,8 @@ PUBLIC_URL: Final = "http://127.0.0.1:8000"
 """Where `serve` listens when it is not told otherwise."""
 
 TENANTS_NAMED_MAX: Final = 10
+GAP: Final = "  "
+CELL_MIN: Final = 6
 
 
 def this_process(*, level: str = "WARNING") -> Settings:
@@ -128,18 +131,54 @@ def show(found: BaseModel, *, as_json: bool) -> None:
         echo(f"{name:<{width}}  {value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)}")
 
 
+def say(line: str) -> None:
+    """One line, written through at once also into a pipe."""
+    echo(line)
+    sys.stdout.flush()
+
+
+@contextlib.contextmanager
+def progress(what: str, total: int | None = None) -> Iterator[Callable[[int], None]]:
+    """A bar on standard error for work of `total` steps (None: not known), on a terminal only; give what it yields the steps done since."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    on = Console(stderr=True)
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=on, transient=True, disable=not on.is_terminal) as bar:
+        task = bar.add_task(what, total=total)
+        yield lambda steps: bar.advance(task, steps)
+
+
 def table(items: Sequence[BaseModel], columns: Sequence[str], next_cursor: str | None, *, as_json: bool) -> None:
-    """A page of objects: as the JSON of a list call, or some of their members in columns, never cut off."""
+    """A page of objects: as the JSON of a list call, or some of their members in columns.
+
+    In a pipe no cell is cut off. On a terminal the table fits: the widest columns but the first, which names the object, are shortened.
+    """
     rows = [item.model_dump(mode="json") for item in items]
     if as_json:
         print_json({"items": rows, "next_cursor": next_cursor})
         return
     cells = [list(columns), *(["" if row[column] is None else str(row[column]) for column in columns] for row in rows)]
-    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-    for line in cells:
-        echo("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip())
+    for line in laid_out(cells, shutil.get_terminal_size().columns if sys.stdout.isatty() else None):
+        echo(line)
     if next_cursor:
         echo(f"More: --cursor {next_cursor}", err=True)
+
+
+def laid_out(cells: Sequence[Sequence[str]], columns_max: int | None) -> list[str]:
+    """Lines of aligned columns, at most `columns_max` characters wide as far as shortening to `CELL_MIN` can do it, the first never."""
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    while columns_max is not None and sum(widths) + len(GAP) * (len(widths) - 1) > columns_max:
+        widest = max(range(1, len(widths)), key=lambda place: widths[place], default=0)
+        if widths[widest] <= CELL_MIN or widest == 0:
+            break
+        widths[widest] -= 1
+    return [GAP.join(_cut(cell, width).ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in cells]
+
+
+def _cut(text: str, width: int) -> str:
+    return text if len(text) <= width else text[: width - 1] + "…"
 
 
 def end_with(error: GatewayError) -> NoReturn:

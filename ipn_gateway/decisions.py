@@ -6,14 +6,14 @@ applied; an equal or lower one is stale. Money is compared exactly. A second pay
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime  # noqa: TC003 - fields of rows
 from decimal import Decimal  # noqa: TC003
 from typing import TYPE_CHECKING, Any, Final
 from uuid import UUID  # noqa: TC003
 
 from ipn_gateway.models import DeliveryOutcome, OrderStatus
-from ipn_gateway.providers.base import Confirmed, Effect
+from ipn_gateway.providers.base import NEGATIVE, Confirmed, Effect
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -68,12 +68,21 @@ class Booked:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """The order moves: ledger row, new state, one event; with `paid`, a payment."""
+    """The order moves: ledger row, new state, one event; with `paid`, a payment.
+
+    A part that a person books moves no state and tells nobody (`event_type` None); more than is due is told by `overpaid` as well.
+    """
 
     status: OrderStatus
     reason: str | None
-    event_type: str
+    event_type: str | None
     paid: bool
+    overpaid: bool = False
+
+    @property
+    def event_types(self) -> list[str]:
+        """The events of the change, in their order."""
+        return [event_type for event_type in (self.event_type, "order.overpaid" if self.overpaid else None) if event_type]
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,13 +137,39 @@ def _payment(order: LockedOrder, verdict: Confirmed) -> Decision:
         return SecondPayment()
     if verdict.currency != order.currency:
         return held("currency")
-    if verdict.amount != order.amount:
-        return held("amount")
+    if verdict.amount != order.amount or order.amount_paid:
+        return held("amount")  # also what comes after a part that a person booked
+    return _paid(order, verdict)
+
+
+def _paid(order: LockedOrder, verdict: Confirmed) -> Change:
+    """The order has its money: paid, unless a person has to look at it first."""
     if verdict.risk:
         return Change(OrderStatus.PAID_ON_HOLD, "risk", "order.paid_on_hold", paid=True)
     if _closed_by_us(order) or _paid_after_expiry(order, verdict):
         return Change(OrderStatus.PAID_ON_HOLD, "late_payment", "order.paid_on_hold", paid=True)
     return Change(OrderStatus.PAID, None, "order.paid", paid=True)
+
+
+def resolve(order: LockedOrder, verdict: Confirmed, booked: Booked | None) -> Change | Nothing:  # noqa: PLR0911 - one a rule
+    """What becomes of the order when a person applies a held operation: its money is added, and paid is what has all that is due.
+
+    Amount and source are what the person decided on. `Nothing` says by its reason why it can only be dismissed.
+    """
+    if booked is not None:
+        return Nothing(DeliveryOutcome.DUPLICATE, "booked")
+    if verdict.effect in NEGATIVE:
+        return _negative(order, verdict)
+    if verdict.effect is not Effect.PAID or verdict.amount is None:
+        return held("unknown_status")
+    if RANK[order.status] >= RANK[OrderStatus.PAID_ON_HOLD]:
+        return Nothing(DeliveryOutcome.CONFLICT, "second_payment")
+    if verdict.currency != order.currency:
+        return held("currency")
+    surplus = order.amount_paid + verdict.amount - order.amount
+    if surplus < 0:
+        return Change(OrderStatus(order.status), order.reason, None, paid=True)
+    return replace(_paid(order, verdict), overpaid=surplus > 0)
 
 
 def _closed_by_us(order: LockedOrder) -> bool:
@@ -145,7 +180,7 @@ def _paid_after_expiry(order: LockedOrder, verdict: Confirmed) -> bool:
     return bool(order.expires_at and verdict.paid_at and verdict.paid_at > order.expires_at)
 
 
-def _negative(order: LockedOrder, verdict: Confirmed) -> Decision:
+def _negative(order: LockedOrder, verdict: Confirmed) -> Change | Nothing:
     status, event_type = _CLOSES[verdict.effect]
     if RANK[status] <= RANK[order.status]:
         return Nothing(DeliveryOutcome.STALE)

@@ -19,12 +19,11 @@ from typing import TYPE_CHECKING, Any, Final
 import psycopg
 from psycopg import errors as pg
 
-from ipn_gateway import decisions, events, ids, logs, outbox, outcomes
+from ipn_gateway import decisions, events, ids, logs, orders, outbox, outcomes
 from ipn_gateway.db import lost, refuse_silent_rollback
 from ipn_gateway.decisions import Booked, Change, LockedOrder, Nothing, SecondPayment
 from ipn_gateway.errors import ConfigurationError, GatewayError
-from ipn_gateway.models import DeliveryOutcome
-from ipn_gateway.orders import lock_slot
+from ipn_gateway.models import DeliveryOutcome, OrderStatus
 from ipn_gateway.outcomes import Claimed, Ending
 from ipn_gateway.providers.base import NEGATIVE, Confirmed, Effect
 
@@ -43,9 +42,14 @@ _SAYS_BOOKED: Final = {
 }
 
 
+def says_booked(error: pg.UniqueViolation) -> bool:
+    """Whether it is the ledger or the payments that know the operation, and not a table of the merchant's."""
+    return (error.diag.table_name, error.diag.constraint_name) in _SAYS_BOOKED
+
+
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Who writes: a notification delivery under its lease (`claimed`), or a question of the sweep."""
+    """Who writes: a notification delivery under its lease (`claimed`) or because a person applied it (`manual`), or the sweep."""
 
     tenant_id: str
     source_id: str
@@ -55,6 +59,7 @@ class Origin:
     asserted_effect: Effect | None = None
     parking_over: bool = False
     alert: str | None = None
+    manual: bool = False
 
     @property
     def finding(self) -> Claimed:
@@ -64,7 +69,7 @@ class Origin:
     @property
     def kind(self) -> str:
         """The ledger's word for it."""
-        return "notification" if self.claimed else "sweep"
+        return "manual" if self.manual else "notification" if self.claimed else "sweep"
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +95,7 @@ class EffectFailed(GatewayError):
     """The merchant's IPN_EFFECT raised; everything was rolled back and is tried again."""
 
 
-class _BookedBefore(Exception):
+class BookedBefore(Exception):
     """The ledger knows the operation: run again and read what is booked."""
 
 
@@ -116,10 +121,10 @@ async def apply(db: Database, origin: Origin, verdict: Confirmed, effect: Effect
     """
     try:
         return await db.rerun(_apply_once, db, origin, verdict, effect, careful=False)
-    except _BookedBefore:
+    except BookedBefore:
         pass
     except pg.UniqueViolation as error:
-        if (error.diag.table_name, error.diag.constraint_name) not in _SAYS_BOOKED:
+        if not says_booked(error):
             raise
     return await db.rerun(_apply_once, db, origin, verdict, effect, careful=True)
 
@@ -131,40 +136,32 @@ async def _apply_once(db: Database, origin: Origin, verdict: Confirmed, effect: 
             return await _without_order(tx, db.clock, origin, verdict)
         decision = decisions.decide(order, verdict, origin.source_id, None)
         if careful or not isinstance(decision, Change):
-            booked = await _booked(tx, origin, verdict)
+            booked = await booked_before(tx, origin, verdict)
             if booked and booked.writer_id == origin.writer_id and origin.claimed and (own := await outcomes.recorded(tx, origin.claimed)):
                 return own
             decision = decisions.decide(order, verdict, origin.source_id, booked)
         ending = _ending(origin, verdict, order, decision)
         staged = []
         if not isinstance(decision, Nothing):
-            await _book(tx, origin, verdict, order, decision, payment_id=ids.new(db.clock.now()))
-            staged.append(_order_event(verdict, order, origin.source_id, decision))
+            await book(tx, origin, verdict, order, decision, payment_id=ids.new(db.clock.now()))
+            staged += order_events(verdict, order, origin.source_id, decision)
         if origin.claimed:
             await outcomes.end(tx, origin.claimed, ending)
         if origin.claimed or await outcomes.file(tx, origin.finding, origin.provider, ending):
             staged += outcomes.announcement(origin.finding, ending, order.now)
         await outbox.stage(tx, db.clock, origin.tenant_id, staged)
         if effect and isinstance(decision, Change):
-            await _merchant_effect(tx, effect, _told(origin, verdict, order, decision))
+            await merchant_effect(tx, effect, told(origin, verdict, order, decision))
     _report(origin, ending)
     return ending.outcome
 
 
-ORDER: Final = """
-SELECT tenant_id, order_id, source_id, status, reason, amount, currency, amount_paid, amount_refunded, expires_at, metadata, event_count,
-       ipn_now() AS now
-  FROM orders WHERE tenant_id = %(tenant_id)s AND order_id = %(order_id)s FOR UPDATE
-"""
-
-
 async def _lock_order(tx: Transaction, tenant_id: str, order_id: str) -> LockedOrder | None:
     """The order, locked. An order that is not there cannot be locked: its slot can, and then a new statement looks again."""
-    key = {"tenant_id": tenant_id, "order_id": order_id}
-    if order := await tx.one(LockedOrder, ORDER, key):
+    if order := await orders.lock(tx, tenant_id, order_id):
         return order
-    await lock_slot(tx, tenant_id, order_id)
-    return await tx.one(LockedOrder, ORDER, key)
+    await orders.lock_slot(tx, tenant_id, order_id)
+    return await orders.lock(tx, tenant_id, order_id)
 
 
 async def _without_order(tx: Transaction, clock: Clock, origin: Origin, verdict: Confirmed) -> DeliveryOutcome:
@@ -183,7 +180,7 @@ async def _without_order(tx: Transaction, clock: Clock, origin: Origin, verdict:
     return ending.outcome
 
 
-async def _booked(tx: Transaction, origin: Origin, verdict: Confirmed) -> Booked | None:
+async def booked_before(tx: Transaction, origin: Origin, verdict: Confirmed) -> Booked | None:
     """What is booked for the operation, read after the lock: its ledger row, else a payment of the same provider transaction."""
     return await tx.one(
         Booked,
@@ -224,6 +221,7 @@ def _found(verdict: Confirmed, outcome: DeliveryOutcome, reason: str | None = No
         amount=verdict.amount,
         currency=verdict.currency,
         answer=verdict.answer,
+        confirmed=verdict,
     )
 
 
@@ -258,19 +256,19 @@ WITH ledger AS (
       FROM ledger WHERE %(effect)s = 'paid'
 ), changed AS (
     UPDATE orders SET status = %(status)s, reason = %(reason)s, amount_paid = amount_paid + %(amount_added)s,
-                      event_count = event_count + 1, updated_at = ipn_now()
+                      event_count = event_count + %(events)s, updated_at = ipn_now()
       FROM ledger WHERE orders.tenant_id = %(tenant_id)s AND orders.order_id = %(order_id)s
 ), swept AS (
-    DELETE FROM sweeps USING ledger WHERE %(effect)s = 'paid' AND tenant_id = %(tenant_id)s AND order_id = %(order_id)s
+    DELETE FROM sweeps USING ledger WHERE %(settled)s AND tenant_id = %(tenant_id)s AND order_id = %(order_id)s
 )
 SELECT count(*) FROM ledger
 """
 
 
-async def _book(
+async def book(
     tx: Transaction, origin: Origin, verdict: Confirmed, order: LockedOrder, decision: Change | SecondPayment, *, payment_id: UUID
 ) -> None:
-    """Ledger row, payment and order in one statement. Raises `_BookedBefore` when the ledger knows the operation."""
+    """Ledger row, payment and order in one statement. Raises `BookedBefore` when the ledger knows the operation."""
     status, reason, added = _after(order, verdict, decision)
     row = _operation(origin, verdict) | {
         "origin": origin.kind,
@@ -284,9 +282,11 @@ async def _book(
         "status": status,
         "reason": reason,
         "amount_added": added,
+        "events": len(_event_types(decision)),
+        "settled": decisions.RANK[status] >= decisions.RANK[OrderStatus.PAID_ON_HOLD],
     }
     if await tx.value(_BOOK, row) == 0:
-        raise _BookedBefore
+        raise BookedBefore
 
 
 def _after(order: LockedOrder, verdict: Confirmed, decision: Change | SecondPayment) -> tuple[str, str | None, Decimal]:
@@ -296,15 +296,24 @@ def _after(order: LockedOrder, verdict: Confirmed, decision: Change | SecondPaym
     return str(decision.status), decision.reason, verdict.amount if decision.paid and verdict.amount else Decimal()
 
 
-def _order_event(verdict: Confirmed, order: LockedOrder, source_id: str, decision: Change | SecondPayment) -> events.NewEvent:
-    """The event of a ledger row: its cause is the ledger's key."""
-    event_type = decision.event_type if isinstance(decision, Change) else "order.overpaid"
+def _event_types(decision: Change | SecondPayment) -> list[str]:
+    return decision.event_types if isinstance(decision, Change) else ["order.overpaid"]
+
+
+def order_events(verdict: Confirmed, order: LockedOrder, source_id: str, decision: Change | SecondPayment) -> list[events.NewEvent]:
+    """The events of a ledger row: their cause is the ledger's key."""
     status, reason, added = _after(order, verdict, decision)
     cause = (source_id, verdict.operation_id, str(verdict.effect))
-    return outbox.order_event(order, event_type, cause, status=status, reason=reason, added=added, verdict=verdict)
+    staged = []
+    for event_type in _event_types(decision):
+        staged.append(outbox.order_event(order, event_type, cause, status=status, reason=reason, added=added, verdict=verdict))
+        order = replace(order, status=status, amount_paid=order.amount_paid + added, event_count=order.event_count + 1)
+        added = Decimal()
+    return staged
 
 
-def _told(origin: Origin, verdict: Confirmed, order: LockedOrder, decision: Change) -> EffectNotification:
+def told(origin: Origin, verdict: Confirmed, order: LockedOrder, decision: Change) -> EffectNotification:
+    """What the merchant's effect is told about a change."""
     return EffectNotification(
         order_id=order.order_id,
         effect=str(verdict.effect),
@@ -318,14 +327,14 @@ def _told(origin: Origin, verdict: Confirmed, order: LockedOrder, decision: Chan
     )
 
 
-async def _merchant_effect(tx: Transaction, effect: EffectHook, told: EffectNotification) -> None:
+async def merchant_effect(tx: Transaction, effect: EffectHook, notification: EffectNotification) -> None:
     """Call the merchant's effect under a statement limit. A deadlock or a lost connection is ours to run again; the rest is its failure.
 
     Its deferred constraints are checked here and not at COMMIT, and a transaction that it broke or ended is its failure too.
     """
     await tx.execute(f"SET LOCAL statement_timeout = '{EFFECT_TIMEOUT_SECONDS}s'")
     try:
-        await effect(tx.connection, told)
+        await effect(tx.connection, notification)
         await tx.execute("SET CONSTRAINTS ALL IMMEDIATE")
         refuse_silent_rollback(tx.connection)
     except (pg.SerializationFailure, pg.DeadlockDetected):
@@ -333,7 +342,7 @@ async def _merchant_effect(tx: Transaction, effect: EffectHook, told: EffectNoti
     except Exception as error:
         if lost(error, tx.connection):
             raise
-        raise EffectFailed(error_class=type(error).__name__, operation_id=told.operation_id) from error
+        raise EffectFailed(error_class=type(error).__name__, operation_id=notification.operation_id) from error
 
 
 def _report(origin: Origin, ending: Ending) -> None:

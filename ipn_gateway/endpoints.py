@@ -121,15 +121,19 @@ async def cancel_left_over(db: Database) -> int:
 
 async def _cancel_all(db: Database, tenant_id: str, endpoint_id: UUID) -> int:
     cancelled = 0
-    while count := await db.rerun(_cancel_batch, db, tenant_id, endpoint_id):
-        cancelled += count
+    while statuses := await db.rerun(_cancel_batch, db, tenant_id, endpoint_id):
+        cancelled += statuses.count("cancelled")
     return cancelled
 
 
-async def _cancel_batch(db: Database, tenant_id: str, endpoint_id: UUID) -> int:
-    """The fence of what is being sent is raised, so that its late outcome is not written over `cancelled`."""
+async def _cancel_batch(db: Database, tenant_id: str, endpoint_id: UUID) -> list[str]:
+    """The fence of what is being sent is raised, so that its late outcome is not written over what the delivery is now.
+
+    What is delivered and waits for a redelivery stays delivered. Gives the statuses of what was touched.
+    """
     async with db.transaction("endpoints.cancel_deliveries") as tx:
-        return await tx.execute(
+        ended = await tx.all(
+            dict,
             """WITH pending AS MATERIALIZED (
                    SELECT id FROM event_deliveries
                     WHERE tenant_id = %(tenant_id)s AND endpoint_id = %(id)s AND next_attempt_at IS NOT NULL
@@ -138,10 +142,14 @@ async def _cancel_batch(db: Database, tenant_id: str, endpoint_id: UUID) -> int:
                    SELECT d.id FROM event_deliveries d JOIN pending USING (id)
                     WHERE d.tenant_id = %(tenant_id)s AND d.next_attempt_at IS NOT NULL ORDER BY d.id FOR NO KEY UPDATE OF d
                )
-               UPDATE event_deliveries d SET status = 'cancelled', next_attempt_at = NULL, lease_expires_at = NULL, fence = fence + 1
-                 FROM locked WHERE d.tenant_id = %(tenant_id)s AND d.id = locked.id""",
+               UPDATE event_deliveries d
+                  SET status = CASE WHEN d.status = 'delivered' THEN d.status ELSE 'cancelled' END,
+                      next_attempt_at = NULL, lease_expires_at = NULL, fence = fence + 1
+                 FROM locked WHERE d.tenant_id = %(tenant_id)s AND d.id = locked.id
+               RETURNING d.status""",
             {"tenant_id": tenant_id, "id": endpoint_id, "batch": BATCH},
         )
+    return [row["status"] for row in ended]
 
 
 async def enable(db: Database, tenant_id: str, endpoint_id: UUID, *, actor: str, reason: str | None = None) -> None:

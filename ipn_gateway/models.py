@@ -224,6 +224,7 @@ class NotificationDelivery(SQLModel, table=True):
         PrimaryKeyConstraint("tenant_id", "id"),
         _one_of("outcome", DeliveryOutcome, "notification_deliveries_outcome_check"),
         _one_of("proof", ("proved", "unproved", "refused", "none"), "notification_deliveries_proof_check"),
+        _one_of("resolution", ("apply", "dismiss"), "notification_deliveries_resolution_check"),
         CheckConstraint("(outcome IN ('received', 'parked')) = (decided_at IS NULL)", name="notification_deliveries_decided_check"),
         Index("notification_deliveries_order_idx", "tenant_id", "order_id", "id"),
         Index("notification_deliveries_outcome_idx", "tenant_id", "outcome", "id"),
@@ -254,6 +255,8 @@ class NotificationDelivery(SQLModel, table=True):
     attempts: int = _count()  # questions to the provider
     provider_answer: dict[str, Any] | None = _json(nullable=True)
     alerts: list[Any] | None = _json(nullable=True)
+    confirmed: dict[str, Any] | None = _json(nullable=True)  # of a held one: what the provider confirmed, for a person to apply
+    resolution: str | None = _text(nullable=True)  # what a person decided: apply or dismiss
 
 
 class Inbox(SQLModel, table=True):
@@ -322,6 +325,7 @@ class OrderSlot(SQLModel, table=True):
     order_id: str = _text()
     touched: int = _count(big=True)
     refused_count: int = _count()  # refused notifications that name the order and were stored beyond the rate
+    asked_at: datetime | None = _time(nullable=True)  # when a browser return that proves nothing last led to a question
 
 
 class Order(SQLModel, table=True):

@@ -47,10 +47,14 @@ NOT_STORED_HEADERS: Final = frozenset({"authorization", "cookie", "proxy-authori
 
 @dataclass(frozen=True, slots=True)
 class Receipt:
-    """What the sender is told: the delivery's id (None when a refused one was only counted), and the error to answer, if any."""
+    """What the sender is told: the delivery's id (None when a refused one was only counted), and the error to answer, if any.
+
+    `order_id` is the order that it names, true or not.
+    """
 
     delivery_id: UUID | None
     error: GatewayError | None = None
+    order_id: str | None = None
 
 
 class Buckets:
@@ -128,7 +132,7 @@ def _size_bytes(request: InboundRequest) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class _Reading:
+class Reading:
     """What was made of the bytes before anything is stored."""
 
     proof: str
@@ -137,22 +141,26 @@ class _Reading:
 
     @property
     def outcome(self) -> str:
+        """What the delivery begins with: `received`, or its end where it is refused."""
         if self.malformed:
             return "malformed"
         return "rejected" if self.proof == Proof.REFUSED else "received"
 
     @property
     def reason(self) -> str | None:
+        """Why it is refused."""
         if self.malformed:
             return self.malformed.reason
         return "signature" if self.proof == Proof.REFUSED else None
 
     @property
     def order_id(self) -> str | None:
+        """The order that it names."""
         return (self.assertion or self.malformed).order_id if self.assertion or self.malformed else None  # type: ignore[union-attr]
 
     @property
     def error(self) -> GatewayError | None:
+        """What the sender is answered, if it is refused."""
         if self.malformed:
             wrong = UnsupportedMediaType if self.malformed.reason == "media_type" else MalformedNotification
             return wrong(self.malformed.detail)
@@ -178,25 +186,27 @@ async def receive(
     beyond = refused and not floods.within(source.name, remote_address, size) and not floods.sampled(source.name, size)
     stored = await db.rerun(_store_once, db, row, only_if_unpaid=beyond, within_seconds=INTAKE_SECONDS_MAX)
     _report(source, reading, delivery_id, via, stored=stored)
-    return Receipt(delivery_id if stored else None, reading.error)
+    return Receipt(delivery_id if stored else None, reading.error, storable(reading.order_id))
 
 
-async def _read(sources: Sources, source: SourceAccount, request: InboundRequest) -> _Reading:
+async def _read(sources: Sources, source: SourceAccount, request: InboundRequest) -> Reading:
+    reading = read(source, request)
+    if reading.proof == Proof.REFUSED and (fresh := await sources.reload(source.name)):
+        return read(fresh, request)  # the password may have been replaced a moment ago
+    return reading
+
+
+def read(source: SourceAccount, request: InboundRequest) -> Reading:
+    """What a request says, and what its local check says of it with every secret that still authenticates. Stores nothing."""
     said = source.provider.assertions(request)
     if isinstance(said, Malformed):
-        return _Reading("none", malformed=said)
-    proof = source.provider.authenticate(request, source.configs)
-    if proof is Proof.REFUSED and (fresh := await sources.reload(source.name)):
-        proof = source.provider.authenticate(request, fresh.configs)  # the password may have been replaced a moment ago
-    return _Reading(str(proof), assertion=said[0])
+        return Reading("none", malformed=said)
+    return Reading(str(source.provider.authenticate(request, source.configs)), assertion=said[0])
 
 
 def _row(
-    source: SourceAccount, request: InboundRequest, reading: _Reading, delivery_id: UUID, *, via: str, remote_address: str | None
+    source: SourceAccount, request: InboundRequest, reading: Reading, delivery_id: UUID, *, via: str, remote_address: str | None
 ) -> dict[str, Any]:
-    assertion = reading.assertion
-    status = assertion.status if assertion else reading.malformed.status if reading.malformed else None
-    effect = assertion.effect if assertion and assertion.effect not in {Effect.UNKNOWN, Effect.INFORMATIVE} else None
     return {
         "tenant_id": source.tenant_id,
         "id": delivery_id,
@@ -210,6 +220,21 @@ def _row(
         ),
         "raw_body": request.body,
         "sha256": hashlib.sha256(request.body).digest(),
+        **asserted(reading),
+        "outcome": reading.outcome,
+        "reason": reading.reason,
+        "alerts": Jsonb(list(reading.assertion.alerts)) if reading.assertion and reading.assertion.alerts else None,
+        "refused_per_order": REFUSED_PER_ORDER,
+        "unpaid": [str(status) for status in UNPAID],
+    }
+
+
+def asserted(reading: Reading) -> dict[str, Any]:
+    """What a delivery's row says of the local proof, and of what was asserted."""
+    assertion = reading.assertion
+    status = assertion.status if assertion else reading.malformed.status if reading.malformed else None
+    effect = assertion.effect if assertion and assertion.effect not in {Effect.UNKNOWN, Effect.INFORMATIVE} else None
+    return {
         "proof": reading.proof,
         "proved": reading.proof == Proof.PROVED,
         "provider_delivery_id": storable(assertion.provider_delivery_id) if assertion else None,
@@ -218,11 +243,6 @@ def _row(
         "operation_id": storable(assertion.operation_id) if assertion else None,
         "effect": effect,
         "asserted_status": storable(status),
-        "outcome": reading.outcome,
-        "reason": reading.reason,
-        "alerts": Jsonb(list(assertion.alerts)) if assertion and assertion.alerts else None,
-        "refused_per_order": REFUSED_PER_ORDER,
-        "unpaid": [str(status) for status in UNPAID],
     }
 
 
@@ -266,7 +286,7 @@ async def _store_once(db: Database, row: dict[str, Any], *, only_if_unpaid: bool
     return True
 
 
-def _report(source: SourceAccount, reading: _Reading, delivery_id: UUID, via: str, *, stored: bool) -> None:
+def _report(source: SourceAccount, reading: Reading, delivery_id: UUID, via: str, *, stored: bool) -> None:
     logs.count(f"notifications.{reading.outcome}" if stored else "notifications.refused_beyond_rate")
     logs.get("listener").info(
         "notification.received",

@@ -27,7 +27,7 @@ class Shape(BaseModel):
 
 
 class Page(Shape, Generic[T]):
-    """One page of a list, newest first; `next_cursor` is null on the last one."""
+    """One page of a list, newest first (a timeline: oldest first); `next_cursor` is null on the last one."""
 
     items: list[T]
     next_cursor: str | None
@@ -125,6 +125,21 @@ class NotificationDelivery(Shape):
     fields: dict[str, str] | None = Field(description="the body's fields, personal ones masked; null where it has none that can be read")
     raw_body_base64: str | None = Field(description="null without the scope audit:raw")
     provider_answer: dict[str, Any] | None
+    resolution: Literal["apply", "dismiss"] | None = Field(description="what a person decided about one that waited; null while nobody did")
+
+
+class Replay(Shape):
+    """What a replay of many came to. A dry run counts and changes nothing."""
+
+    source: str
+    outcome: DeliveryOutcome
+    since: Time | None
+    until: Time | None
+    dry_run: bool
+    count: int = Field(description="deliveries that are run again; of a dry run: that would be")
+    refused: int = Field(description="deliveries that are refused again, and stay as they are")
+    settled: int = Field(description="deliveries that had their effect, and stay as they are")
+    next_since: Time | None = Field(description="null unless there are more than one call looks at: repeat it with this as `since`")
 
 
 class EndpointSecret(Shape):
@@ -196,3 +211,14 @@ class EventDelivery(Shape):
     next_attempt_at: Time | None
     delivered_at: Time | None
     attempts: list[Attempt]
+
+
+class TimelineItem(Shape):
+    """One thing that happened to an order. What else it has depends on `kind`; times and money as everywhere."""
+
+    model_config = ConfigDict(extra="allow")
+
+    at: Time = Field(description="of a sweep: when it is due, which lies ahead")
+    kind: Literal["order", "act", "delivery", "verdict", "effect", "payment", "refund", "event", "event_delivery", "attempt", "sweep"]
+    id: str = Field(description="the public id of the object; of an effect source/operation/effect, of an order and a sweep the order_id")
+    summary: str = Field(description="a sentence")

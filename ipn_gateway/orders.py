@@ -1,14 +1,19 @@
-"""Registering an order: its slot, its row, its sweep, and the parked deliveries that waited for it, in one transaction."""
+"""Orders: registering one with its slot, its sweep and the parked deliveries that waited for it, and the acts of a person on it.
+
+Each is one transaction. An act is safe to repeat, has its entry in the audit log, and tells the subscribers what it changed.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from psycopg.types.json import Jsonb
 
-from ipn_gateway import ids, logs
-from ipn_gateway.errors import OrderExists
+from ipn_gateway import audit, ids, logs, outbox
+from ipn_gateway.decisions import LockedOrder
+from ipn_gateway.errors import NotFound, OrderExists, StateConflict
+from ipn_gateway.models import UNPAID, OrderStatus
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -16,6 +21,7 @@ if TYPE_CHECKING:
     from decimal import Decimal
     from uuid import UUID
 
+    from ipn_gateway.clock import Clock
     from ipn_gateway.db import Database, Transaction
 
 
@@ -30,6 +36,17 @@ class NewOrder:
     return_url: str | None = None
     expires_at: datetime | None = None
     metadata: dict[str, Any] = field(default_factory=dict)
+
+
+async def lock(tx: Transaction, tenant_id: str, order_id: str) -> LockedOrder | None:
+    """The order, locked, or None."""
+    return await tx.one(
+        LockedOrder,
+        """SELECT tenant_id, order_id, source_id, status, reason, amount, currency, amount_paid, amount_refunded, expires_at, metadata,
+                  event_count, ipn_now() AS now
+             FROM orders WHERE tenant_id = %(tenant_id)s AND order_id = %(order_id)s FOR UPDATE""",
+        {"tenant_id": tenant_id, "order_id": order_id},
+    )
 
 
 async def lock_slot(tx: Transaction, tenant_id: str, order_id: str) -> None:
@@ -102,3 +119,87 @@ async def adopt_parked(tx: Transaction, tenant_id: str, order_id: str) -> int:
             WHERE tenant_id = %(tenant_id)s AND order_id = %(order_id)s AND state = 'parked'""",
         {"tenant_id": tenant_id, "order_id": order_id},
     )
+
+
+# --- manual acts
+
+_ONCE_PAID: Final = (OrderStatus.PAID, OrderStatus.PARTIALLY_REFUNDED, OrderStatus.REFUNDED)
+
+
+async def release(db: Database, tenant_id: str, order_id: str, *, actor: str, reason: str) -> None:
+    """Let an order on hold be paid: a person looked at the risk, or accepts the late payment. Releasing it again changes nothing.
+
+    Raises `NotFound`, and `StateConflict` for an order that is not on hold.
+    """
+    await db.rerun(_release_once, db, tenant_id, order_id, actor, reason)
+
+
+async def _release_once(db: Database, tenant_id: str, order_id: str, actor: str, reason: str) -> None:
+    async with db.transaction("orders.release") as tx:
+        order = await _found(tx, tenant_id, order_id)
+        if order.status in _ONCE_PAID and await audit.known(tx, tenant_id, action="order.release", target=order_id):
+            return
+        if order.status != OrderStatus.PAID_ON_HOLD:
+            raise StateConflict("Only an order in status paid_on_hold can be released.")
+        await _act(tx, db.clock, order, "order.release", actor=actor, reason=reason, status=OrderStatus.PAID, order_reason=None)
+
+
+async def cancel(db: Database, tenant_id: str, order_id: str, *, actor: str, reason: str) -> None:
+    """Close an order that nobody has paid, for the merchant's own reason: money that still comes is held for a person.
+
+    What the provider cancelled or let expire stays payable until then. Cancelling it again changes nothing. Raises `NotFound`, and
+    `StateConflict` for an order that is paid.
+    """
+    await db.rerun(_cancel_once, db, tenant_id, order_id, actor, reason)
+
+
+async def _cancel_once(db: Database, tenant_id: str, order_id: str, actor: str, reason: str) -> None:
+    async with db.transaction("orders.cancel") as tx:
+        order = await _found(tx, tenant_id, order_id)
+        if (order.status, order.reason) == (OrderStatus.CANCELLED, "merchant"):
+            return
+        if order.status not in UNPAID:
+            raise StateConflict("Only an order that is not paid can be cancelled; refund this one instead.")
+        await _act(tx, db.clock, order, "order.cancel", actor=actor, reason=reason, status=OrderStatus.CANCELLED, order_reason="merchant")
+
+
+async def _found(tx: Transaction, tenant_id: str, order_id: str) -> LockedOrder:
+    order = await lock(tx, tenant_id, order_id)
+    if order is None:
+        raise NotFound
+    return order
+
+
+_EVENT_OF: Final = {"order.release": "order.paid", "order.cancel": "order.cancelled"}
+
+
+async def _act(
+    tx: Transaction,
+    clock: Clock,
+    order: LockedOrder,
+    action: str,
+    *,
+    actor: str,
+    reason: str,
+    status: OrderStatus,
+    order_reason: str | None,
+) -> None:
+    """The new state, the entry in the audit log, and the event, whose cause is that entry."""
+    entry = await audit.record(
+        tx,
+        order.tenant_id,
+        actor=actor,
+        action=action,
+        target=order.order_id,
+        now=clock.now(),
+        reason=reason,
+        details={"previous_status": order.status, "previous_reason": order.reason},
+    )
+    await tx.execute(
+        """UPDATE orders SET status = %(status)s, reason = %(reason)s, event_count = event_count + 1, updated_at = ipn_now()
+            WHERE tenant_id = %(tenant_id)s AND order_id = %(order_id)s""",
+        {"status": str(status), "reason": order_reason, "tenant_id": order.tenant_id, "order_id": order.order_id},
+    )
+    event = outbox.order_event(order, _EVENT_OF[action], (str(entry),), status=str(status), reason=order_reason)
+    await outbox.stage(tx, clock, order.tenant_id, [event])
+    logs.get("orders").info(action, order_id=order.order_id, previous_status=order.status, status=str(status), actor=actor)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from psycopg.types.json import Jsonb
 
-from ipn_gateway import events, ids, logs, money
+from ipn_gateway import audit, confirmations, events, ids, logs, money
 from ipn_gateway.errors import LeaseLost
 from ipn_gateway.models import DeliveryOutcome, InboxState
 
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from uuid import UUID
 
     from ipn_gateway.db import Transaction
+    from ipn_gateway.providers.base import Confirmed
 
 WAITING_FOR_A_PERSON: Final = frozenset({DeliveryOutcome.HELD, DeliveryOutcome.CONFLICT, DeliveryOutcome.DEAD})
 _ANNOUNCED: Final = {DeliveryOutcome.HELD: "notification.held", DeliveryOutcome.CONFLICT: "notification.conflict"}
@@ -50,6 +51,7 @@ class Ending:
     expected_currency: str | None = None
     answer: Mapping[str, Any] | None = None
     alert: str | None = None
+    confirmed: Confirmed | None = None
 
     def because(self, outcome: DeliveryOutcome, reason: str | None = None, alert: str | None = None) -> Ending:
         """The same findings with another end."""
@@ -74,7 +76,7 @@ WITH mine AS (
     UPDATE notification_deliveries AS d
        SET outcome = %(outcome)s, reason = %(reason)s, decided_at = ipn_now(), attempts = %(questions)s,
            operation_id = coalesce(%(operation_id)s, d.operation_id), effect = coalesce(%(effect)s, d.effect),
-           provider_answer = coalesce(%(answer)s, d.provider_answer),
+           provider_answer = coalesce(%(answer)s, d.provider_answer), confirmed = %(confirmed)s, resolution = %(resolution)s,
            alerts = CASE WHEN %(alert)s::text IS NULL THEN d.alerts ELSE coalesce(d.alerts, '[]'::jsonb) || to_jsonb(%(alert)s::text) END
       FROM mine WHERE d.tenant_id = mine.tenant_id AND d.id = mine.notification_delivery_id
     RETURNING 1
@@ -85,7 +87,9 @@ SELECT count(*) FROM decided
 
 async def end(tx: Transaction, claimed: Claimed, ending: Ending) -> None:
     """Decide the delivery. Raises `LeaseLost` when the lease is not ours any more; the caller's transaction rolls back."""
-    kept = ending.outcome in WAITING_FOR_A_PERSON
+    waits = ending.outcome in WAITING_FOR_A_PERSON
+    dismissed = waits and await _dismissed_before(tx, claimed, ending)
+    kept = waits and not dismissed
     row = _row(claimed, ending) | {
         "kept": kept,
         "state": str(InboxState(ending.outcome)) if kept else None,
@@ -93,9 +97,37 @@ async def end(tx: Transaction, claimed: Claimed, ending: Ending) -> None:
         "reason": ending.reason,
         "effect": ending.effect,
         "alert": ending.alert,
+        "confirmed": Jsonb(confirmations.frozen(ending.confirmed)) if kept and ending.confirmed else None,
+        "resolution": "dismiss" if dismissed else None,
     }
     if await tx.value(_END, row) != 1:
         raise LeaseLost(notification_delivery=str(claimed.delivery_id))
+
+
+async def _dismissed_before(tx: Transaction, claimed: Claimed, ending: Ending) -> bool:
+    """Whether a person dismissed another copy of this notification: deciding one decides all, those that are still to come too.
+
+    One that a person had replayed is theirs to decide anew.
+    """
+    if ending.confirmed is None:
+        return False
+    found = await tx.value(
+        """SELECT EXISTS (SELECT FROM notification_deliveries
+                           WHERE tenant_id = %(tenant_id)s AND order_id = %(order_id)s AND source_id = %(source_id)s
+                             AND operation_id = %(operation_id)s AND outcome = %(outcome)s AND reason = %(reason)s
+                             AND resolution = 'dismiss' AND id <> %(delivery_id)s)""",
+        {
+            "tenant_id": claimed.tenant_id,
+            "order_id": ending.order_id,
+            "source_id": claimed.source_id,
+            "operation_id": ending.operation_id,
+            "outcome": str(ending.outcome),
+            "reason": ending.reason,
+            "delivery_id": claimed.delivery_id,
+        },
+    )
+    shown = ids.show(ids.NOTIFICATION_DELIVERY, claimed.delivery_id)
+    return bool(found) and not await audit.known(tx, claimed.tenant_id, action="notification_delivery.replay", target=shown)
 
 
 _PARK = """
@@ -123,9 +155,10 @@ _FILE = """
 WITH filed AS (
     INSERT INTO notification_deliveries
            (tenant_id, id, source_id, provider, via, headers, raw_body, sha256, proof, order_id, operation_id, effect, outcome, reason,
-            decided_at, attempts, provider_answer)
+            decided_at, attempts, provider_answer, confirmed)
     SELECT %(tenant_id)s, %(delivery_id)s, %(source_id)s, %(provider)s, 'sweep', '[]'::jsonb, %(body)s, sha256(%(body)s), 'none',
-           %(order_id)s, %(operation_id)s, %(effect)s, %(outcome)s, %(reason)s, ipn_now(), %(questions)s, %(answer)s
+           %(order_id)s, %(operation_id)s, %(effect)s, %(outcome)s, %(reason)s, ipn_now(), %(questions)s, %(answer)s,
+           %(confirmed)s
      WHERE NOT EXISTS (SELECT FROM notification_deliveries d
                         WHERE d.tenant_id = %(tenant_id)s AND d.order_id = %(order_id)s AND d.source_id = %(source_id)s
                           AND d.operation_id = %(operation_id)s AND d.outcome NOT IN ('received', 'parked'))
@@ -146,6 +179,7 @@ async def file(tx: Transaction, finding: Claimed, provider: str, ending: Ending)
     row = _row(finding, ending) | {
         "source_id": finding.source_id,
         "provider": provider,
+        "confirmed": Jsonb(confirmations.frozen(ending.confirmed)) if ending.confirmed else None,
         "body": json.dumps(dict(ending.answer or {}), ensure_ascii=False).encode(),
         "effect": ending.effect,
         "outcome": str(ending.outcome),

@@ -45,12 +45,16 @@ class Column:
 
 @dataclass(frozen=True, slots=True)
 class Listing:
-    """A list of one tenant's rows: `select` ends inside its WHERE, `filters` narrow it, `key` (unique, ascending with age) sorts it."""
+    """A list of one tenant's rows: `select` ends inside its WHERE, `filters` narrow it, `key` (unique, ascending with time) sorts it.
+
+    Newest first, unless `oldest_first`: for what is read as a story.
+    """
 
     name: str
     select: str
     key: tuple[Column, ...]
     filters: Mapping[str, str]
+    oldest_first: bool = False
 
     async def page(self, tx: Transaction, wanted: Wanted, given: Mapping[str, Any]) -> tuple[Sequence[dict[str, Any]], str | None]:
         """The rows, and the cursor of the next page or None. `given` has the statement's parameters; a filter that is None is none.
@@ -70,8 +74,8 @@ class Listing:
         if continued:
             names = ", ".join(column.name for column in self.key)
             places = ", ".join(f"%(after_{column.name})s{column.cast}" for column in self.key)
-            conditions.append(f" AND ({names}) < ({places})")
-        order = ", ".join(f"{column.name} DESC" for column in self.key)
+            conditions.append(f" AND ({names}) {'>' if self.oldest_first else '<'} ({places})")
+        order = ", ".join(f"{column.name} {'ASC' if self.oldest_first else 'DESC'}" for column in self.key)
         return f"SELECT * FROM ({self.select}) AS listed WHERE true{''.join(conditions)} ORDER BY {order} LIMIT %(page_limit)s"
 
     def _write(self, row: Mapping[str, Any]) -> str:

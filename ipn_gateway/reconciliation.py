@@ -12,11 +12,10 @@ from typing import TYPE_CHECKING, Final, Literal
 
 import psycopg
 
-from ipn_gateway import audit, claims, effects, ids, logs, outbox, outcomes, source_states
-from ipn_gateway.decisions import LockedOrder
+from ipn_gateway import audit, claims, effects, ids, logs, orders, outbox, outcomes, source_states
 from ipn_gateway.effects import EffectFailed, Origin
 from ipn_gateway.errors import LeaseLost, Overloaded
-from ipn_gateway.models import OrderStatus
+from ipn_gateway.models import UNPAID, OrderStatus
 from ipn_gateway.providers.base import Confirmed, Unknown
 
 if TYPE_CHECKING:
@@ -24,6 +23,7 @@ if TYPE_CHECKING:
 
     from ipn_gateway.clock import Clock
     from ipn_gateway.db import Database, Transaction
+    from ipn_gateway.decisions import LockedOrder
     from ipn_gateway.effects import EffectHook
     from ipn_gateway.settings import Settings
     from ipn_gateway.slots import Slots
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
 SLOTS: Final = 32
 IN_FLIGHT_PER_SOURCE: Final = 4
+HINT_SECONDS: Final = 60.0  # between two questions about an order that hints lead to
 IN_FLIGHT_PER_TENANT: Final = SLOTS // 2
 
 Learned = Literal["clear", "unclear", "money_waits"]
@@ -134,9 +135,41 @@ async def ask_about(sweeper: Sweeper, source: SourceAccount, order_id: str) -> L
     return "money_waits" if outcomes.WAITING_FOR_A_PERSON.intersection(found) else "clear"
 
 
+async def ask_soon(db: Database, tenant_id: str, order_id: str) -> bool:
+    """Make an unpaid order due to be asked for, at most once a minute, for what proves nothing but may be a hint; whether it was made so.
+
+    The slot's row is the meter: it is there as long as the order, while the sweep's comes and goes.
+    """
+    async with db.transaction("sweeps.ask_soon") as tx:
+        made = await tx.execute(
+            """WITH allowed AS (
+                   UPDATE order_slots SET asked_at = ipn_now()
+                    WHERE tenant_id = %(tenant_id)s AND order_id = %(order_id)s
+                      AND (asked_at IS NULL OR asked_at <= ipn_now() - %(every)s * interval '1 second')
+                      AND EXISTS (SELECT FROM orders AS o WHERE o.tenant_id = order_slots.tenant_id AND o.order_id = order_slots.order_id
+                                     AND o.status = ANY(%(unpaid)s))
+                   RETURNING tenant_id, order_id
+               ), unpaid AS (
+                   SELECT o.tenant_id, o.order_id, o.source_id, o.created_at, o.expires_at FROM orders AS o JOIN allowed
+                       ON o.tenant_id = allowed.tenant_id AND o.order_id = allowed.order_id
+                    WHERE o.status = ANY(%(unpaid)s) FOR SHARE OF o  -- one that is paid at this moment must not get a sweep again
+               )
+               INSERT INTO sweeps (tenant_id, order_id, source_id, created_at, expires_at, due_at)
+               SELECT tenant_id, order_id, source_id, created_at, expires_at, ipn_now() FROM unpaid
+               ON CONFLICT ON CONSTRAINT sweeps_pkey DO UPDATE SET due_at = least(sweeps.due_at, excluded.due_at)""",
+            {
+                "tenant_id": tenant_id,
+                "order_id": order_id,
+                "every": HINT_SECONDS,
+                "unpaid": [str(status) for status in UNPAID],
+            },
+        )
+    return made > 0
+
+
 async def _after_asking(db: Database, settings: Settings, due: Due, learned: Learned) -> None:
     async with db.transaction("sweeps.record") as tx:
-        order = await tx.one(LockedOrder, effects.ORDER, {"tenant_id": due.tenant_id, "order_id": due.order_id})
+        order = await orders.lock(tx, due.tenant_id, due.order_id)
         ours = await _reschedule(tx, due, _next_wait(settings, due, learned))
         if ours and due.expired and learned == "clear" and order is not None and order.status == OrderStatus.PENDING:
             await _expire(tx, db.clock, order)

@@ -196,7 +196,9 @@ def _id_at(moment: datetime, off_seconds: int) -> UUID:
 def _notification(row: Row, *, raw: bool) -> objects.NotificationDelivery:
     return objects.NotificationDelivery(
         **_picked(row, "provider_delivery_id", "provider", "via", "received_at", "order_id", "operation_id", "effect", "asserted_status"),
-        **_picked(row, "proof", "outcome", "reason", "decided_at", "next_attempt_at", "remote_address", "headers", "provider_answer"),
+        **_picked(
+            row, "proof", "outcome", "reason", "decided_at", "next_attempt_at", "remote_address", "headers", "provider_answer", "resolution"
+        ),
         id=ids.show(ids.NOTIFICATION_DELIVERY, row["id"]),
         source=row["source_id"],
         alerts=row["alerts"] or [],
@@ -212,8 +214,7 @@ def _fields(row: Row) -> dict[str, str] | None:
     provider = discovered().get(row["provider"])
     if provider is None:
         return None
-    headers = tuple((str(name), str(value)) for name, value in row["headers"])
-    request = InboundRequest("POST" if row["raw_body"] else "GET", row["query"], headers, row["raw_body"])
+    request = InboundRequest.stored(row["via"], row["query"], row["headers"], row["raw_body"])
     fields = _read(provider, request)
     if fields is None:
         return None

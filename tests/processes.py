@@ -95,9 +95,9 @@ class Site:
         self.running.append(process)
         return process
 
-    async def order(self, order_id: str, amount: str = "1000.00") -> None:
+    async def order(self, order_id: str, amount: str = "1000.00", **given: Any) -> None:
         """A registered order, made beside the gateways."""
-        await orders.create(self.db, TENANT, orders.NewOrder(order_id, SOURCE, Decimal(amount), "BDT"), sweep_schedule=(300,))
+        await orders.create(self.db, TENANT, orders.NewOrder(order_id, SOURCE, Decimal(amount), "BDT", **given), sweep_schedule=(300,))
 
     def pay(self, order_id: str, amount: str = "1000.00", **given: Any) -> bytes:
         """An attempt at the provider; the body of its notification, which is not sent."""
@@ -110,6 +110,12 @@ class Site:
             return (await self.http.post(f"{process.url}/ipn/{SOURCE}", content=body, headers=FORM)).status_code
         except httpx.TransportError:
             return 0
+
+    async def come_back(self, process: Process, body: bytes, end: str = "success") -> str:
+        """A customer's browser is posted back; the address that it is sent to."""
+        answer = await self.http.post(f"{process.url}/return/{SOURCE}/{end}", content=body, headers=FORM)
+        assert answer.status_code == 303, answer.text
+        return str(answer.headers["location"])
 
     async def value(self, sql: str, **parameters: Any) -> Any:
         """The first column of the first row."""

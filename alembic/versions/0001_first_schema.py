@@ -230,12 +230,15 @@ def upgrade() -> None:
         sa.Column("attempts", sa.SmallInteger(), server_default=sa.text("0"), nullable=False),
         sa.Column("provider_answer", postgresql.JSONB(astext_type=sa.Text()), nullable=True),
         sa.Column("alerts", postgresql.JSONB(astext_type=sa.Text()), nullable=True),
+        sa.Column("confirmed", postgresql.JSONB(astext_type=sa.Text()), nullable=True),
+        sa.Column("resolution", sa.Text(), nullable=True),
         sa.CheckConstraint("(outcome IN ('received', 'parked')) = (decided_at IS NULL)", name="notification_deliveries_decided_check"),
         sa.CheckConstraint(
             "outcome IN ('received', 'applied', 'duplicate', 'conflict', 'stale', 'rejected', 'held', 'parked', 'malformed', 'dead')",
             name="notification_deliveries_outcome_check",
         ),
         sa.CheckConstraint("proof IN ('proved', 'unproved', 'refused', 'none')", name="notification_deliveries_proof_check"),
+        sa.CheckConstraint("resolution IN ('apply', 'dismiss')", name="notification_deliveries_resolution_check"),
         sa.PrimaryKeyConstraint("tenant_id", "id"),
         postgresql_partition_by="RANGE (id)",
     )

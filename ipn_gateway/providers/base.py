@@ -6,7 +6,8 @@ and asks the provider through the function it is given (`validate`, `query`). Wh
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence  # noqa: TC003 - adapters are read at run time
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping, Sequence  # noqa: TC003 - adapters are read at run time
 from dataclasses import dataclass, field
 from datetime import datetime  # noqa: TC003
 from decimal import Decimal  # noqa: TC003
@@ -40,12 +41,21 @@ NEGATIVE: frozenset[Effect] = frozenset({Effect.FAILED, Effect.CANCELLED, Effect
 
 @dataclass(frozen=True, slots=True)
 class InboundRequest:
-    """One inbound HTTP request, as received. `headers` keeps order and repeats, with names in lower case."""
+    """One inbound HTTP request, as received. `headers` keeps order and repeats, with names in lower case.
+
+    The fields of a GET are in `query`, whose characters are the bytes that were sent (latin-1); of a POST they are in `body`.
+    """
 
     method: str
     query: str
     headers: tuple[tuple[str, str], ...]
     body: bytes = field(repr=False)
+
+    @classmethod
+    def stored(cls, via: str, query: str, headers: Iterable[Sequence[str]], body: bytes) -> InboundRequest:
+        """The request that was stored. A browser's return without a body carries its fields in the query, which is what GET says."""
+        method = "GET" if via.startswith("return/") and not body else "POST"
+        return cls(method, query, tuple((name, value) for name, value in headers), body)
 
     def header(self, name: str) -> str | None:
         """The first value of a header, or None."""
@@ -157,15 +167,15 @@ class Ask(Protocol):
         ...
 
 
-class ProviderConfig(BaseModel, frozen=True, hide_input_in_errors=True):
+class ProviderConfig(BaseModel, ABC, frozen=True, hide_input_in_errors=True):
     """A source's configuration. A subclass marks its secrets in `SECRETS`; they are write-only and encrypted at rest."""
 
     SECRETS: ClassVar[tuple[str, ...]] = ()
 
     @property
+    @abstractmethod
     def account(self) -> str:
         """The merchant's name at the provider, never a secret: what `Confirmed.account` says for this source."""
-        raise NotImplementedError
 
 
 @dataclass(frozen=True, slots=True)

@@ -55,18 +55,22 @@ class Form:
 
 
 def read(request: InboundRequest) -> Form | Malformed:
-    """The form in a request's body, or why there is none: a foreign media type, any Content-Encoding, or an unreadable body."""
+    """The form in a request, or why there is none: a foreign media type, any Content-Encoding, or one that cannot be read.
+
+    It is the body, and of a GET the query.
+    """
     content_type = request.header("content-type") or ""
     if request.header("content-encoding"):
         return Malformed("media_type", "a Content-Encoding is not read")
     if content_type.partition(";")[0].strip().lower() not in MEDIA_TYPES:
         return Malformed("media_type", "the Content-Type is not that of a form")
-    values = parse(request.body)
+    written = request.query.encode("latin-1", "replace") if request.method == "GET" else request.body
+    values = parse(written)
     return values if isinstance(values, Malformed) else Form(values, charset_of(content_type))
 
 
 def parse(body: bytes) -> dict[str, bytes] | Malformed:
-    """Split a body: only `&` separates, blanks are kept, a bare name has an empty value, `+` is a space, empty pieces are nothing.
+    """Split a body or query: only `&` separates, blanks are kept, a bare name has an empty value, `+` is a space, empty pieces are nothing.
 
     A name twice is malformed, whatever its values: signer and reader may pick different ones.
     """

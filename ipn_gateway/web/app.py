@@ -9,7 +9,7 @@ from fastapi.middleware.cors import CORSMiddleware
 
 from ipn_gateway import __version__
 from ipn_gateway.slots import Slots
-from ipn_gateway.web import contract, deliveries, endpoints, health, listener, openapi, orders, pages, problems, sources
+from ipn_gateway.web import contract, deliveries, endpoints, health, listener, openapi, orders, pages, problems, returns, sources
 from ipn_gateway.web.deps import networks
 from ipn_gateway.web.shield import REQUESTS_MAX, Shield
 
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 ROUTERS = (
     listener.router,
+    returns.router,
     orders.router,
     deliveries.inbound,
     sources.router,

@@ -27,7 +27,7 @@ def described(settings: Settings) -> dict[str, Any]:
     """The contract under these settings."""
     return {
         "version": VERSION,
-        "inbound": _inbound(),
+        "inbound": _inbound(settings),
         "outbound": _outbound(settings),
         "events": [{"type": name, "schema": wire_model(name).model_json_schema()} for name in events.CATALOGUE],
         "idempotency": {"operations": []},
@@ -35,7 +35,7 @@ def described(settings: Settings) -> dict[str, Any]:
     }
 
 
-def _inbound() -> dict[str, Any]:
+def _inbound(settings: Settings) -> dict[str, Any]:
     return {
         "path": "/ipn/{source}",
         "method": "POST",
@@ -43,6 +43,12 @@ def _inbound() -> dict[str, Any]:
         "checked_in_order": [404, 405, 413, 415, 400, 401],
         "success": "2xx: the notification is stored",
         "delivery_id_header": "X-Delivery-Id",
+        "browser_returns": {
+            "path": "/return/{source}/{success|fail|cancel}",
+            "methods": ["GET", "POST"],
+            "wait_seconds": settings.return_wait_seconds,
+            "redirect": "303 to the order's return_url, with order_id and status in its query",
+        },
         "outcomes": [str(outcome) for outcome in DeliveryOutcome],
         "providers": {
             name: {

@@ -1,18 +1,20 @@
 """`/v1/notification-deliveries`, `/v1/events`, `/v1/event-deliveries`: what came in, what it led to, and where that was brought."""
 
 import re
+from dataclasses import asdict
 from typing import Annotated, Any
 from uuid import UUID
 
-from fastapi import APIRouter, Query
+from fastapi import APIRouter, Query, Request
 
-from ipn_gateway import ids, objects, pull, views
+from ipn_gateway import ids, objects, pull, redeliveries, replays, resolutions, views
 from ipn_gateway.errors import NotFound, ValidationFailed
 from ipn_gateway.events import CATALOGUE
 from ipn_gateway.models import DeliveryOutcome, EventDeliveryStatus
 from ipn_gateway.paging import CURSOR_LENGTH_MAX, LIMIT_DEFAULT, LIMIT_MAX
 from ipn_gateway.tenants import Principal
-from ipn_gateway.web.deps import Reader, RuntimeDep, Since, Text, Until, WantedDep
+from ipn_gateway.web import bodies, schemas
+from ipn_gateway.web.deps import Cashier, Reader, RuntimeDep, Since, Text, Until, WantedDep, Writer
 
 inbound = APIRouter(prefix="/v1/notification-deliveries", tags=["notification deliveries"])
 events = APIRouter(prefix="/v1/events", tags=["events"])
@@ -49,6 +51,49 @@ async def get_notification_delivery(caller: Reader, rt: RuntimeDep, delivery_id:
     """One inbound request, as received, and what became of it."""
     async with rt.db.autocommit("notification_deliveries.get") as tx:
         return await views.notification_delivery(tx, caller.tenant_id, delivery_id, raw=_sees_raw(caller))
+
+
+@inbound.post("/replay", openapi_extra=schemas.Replay.documented())
+async def replay_notification_deliveries(caller: Writer, request: Request, rt: RuntimeDep) -> objects.Replay:
+    """Run again all deliveries of a source with one outcome, oldest first, each authenticated anew. Repeat it while `next_since` is set."""
+    wanted = await bodies.read(request, schemas.Replay)
+    selection = replays.Selection(wanted.source, wanted.outcome, wanted.since, wanted.until)
+    replayed = await replays.replay_many(
+        rt.db, rt.sources, caller.tenant_id, selection, actor=caller.actor, reason=wanted.reason, dry_run=wanted.dry_run
+    )
+    rt.wakes.inbox.set()
+    return objects.Replay(**asdict(selection), dry_run=wanted.dry_run, **asdict(replayed))
+
+
+@inbound.post("/{delivery_id}/replay", openapi_extra=schemas.Act.documented(required=False))
+async def replay_notification_delivery(caller: Writer, request: Request, rt: RuntimeDep, delivery_id: str) -> objects.NotificationDelivery:
+    """Run it again, whatever became of it: authenticated anew, asked about anew, and still with one effect at most."""
+    await get_notification_delivery(caller, rt, delivery_id)
+    act = await bodies.read(request, schemas.Act, optional=True)
+    known = ids.read(ids.NOTIFICATION_DELIVERY, delivery_id)
+    await replays.replay(rt.db, rt.sources, caller.tenant_id, known, actor=caller.actor, reason=act.reason)
+    rt.wakes.inbox.set()
+    return await get_notification_delivery(caller, rt, delivery_id)
+
+
+@inbound.post("/{delivery_id}/resolve", responses=schemas.CONFLICT, openapi_extra=schemas.Resolution.documented())
+async def resolve_notification_delivery(
+    caller: Cashier, request: Request, rt: RuntimeDep, delivery_id: str
+) -> objects.NotificationDelivery:
+    """Apply or dismiss one that is held, in conflict or dead, and all copies of it. The same decision again changes nothing."""
+    await get_notification_delivery(caller, rt, delivery_id)
+    wanted = await bodies.read(request, schemas.Resolution)
+    act = resolutions.Act(
+        caller.tenant_id,
+        ids.read(ids.NOTIFICATION_DELIVERY, delivery_id),
+        wanted.decision,
+        actor=caller.actor,
+        reason=wanted.reason,
+        evidence=wanted.proof(),
+    )
+    await resolutions.resolve(rt.db, act, rt.effect)
+    rt.wakes.dispatcher.set()
+    return await get_notification_delivery(caller, rt, delivery_id)
 
 
 @events.get("")
@@ -109,3 +154,13 @@ async def get_event_delivery(caller: Reader, rt: RuntimeDep, delivery_id: str) -
     """One event delivery with its attempts."""
     async with rt.db.autocommit("event_deliveries.get") as tx:
         return await views.event_delivery(tx, caller.tenant_id, delivery_id)
+
+
+@outbound.post("/{delivery_id}/redeliver", responses=schemas.CONFLICT, openapi_extra=schemas.Act.documented(required=False))
+async def redeliver_event(caller: Writer, request: Request, rt: RuntimeDep, delivery_id: str) -> objects.EventDelivery:
+    """Make one more attempt now, with the same event id and bytes. What is delivered stays delivered; what is dead is pending again."""
+    await get_event_delivery(caller, rt, delivery_id)
+    act = await bodies.read(request, schemas.Act, optional=True)
+    await redeliveries.redeliver(rt.db, caller.tenant_id, ids.read(ids.EVENT_DELIVERY, delivery_id), actor=caller.actor, reason=act.reason)
+    rt.wakes.dispatcher.set()
+    return await get_event_delivery(caller, rt, delivery_id)

@@ -43,15 +43,11 @@ _OTHERS = ["GET", "HEAD", "PUT", "PATCH", "DELETE", "OPTIONS"]
 )
 async def post_notification(source: str, request: Request) -> Response:
     """Take a payment notification in. It is stored and committed before the answer; the provider is asked afterwards."""
-    account = await _account(request, source)
-    try:
-        body = await read_body(request)
-    except GatewayError:
-        logs.count("notifications.not_read")
-        raise
+    account = await account_of(request, source)
+    body = await whole_body(request)
     rt = runtime(request)
     receipt = await notifications.receive(
-        rt.db, rt.sources, rt.floods, account, _inbound(request, body), remote_address=client_address(request)
+        rt.db, rt.sources, rt.floods, account, inbound(request, body), remote_address=client_address(request)
     )
     rt.wakes.inbox.set()
     return _answer(receipt, account.provider.ack)
@@ -61,12 +57,13 @@ async def post_notification(source: str, request: Request) -> Response:
 @router.api_route("/ipn/{source}", methods=_OTHERS, include_in_schema=False, response_model=None)
 async def refuse_other_methods(source: str, request: Request) -> Response:
     """A source that is unknown is a 404 whatever the method."""
-    await _account(request, source)
+    await account_of(request, source)
     logs.count("notifications.method_not_allowed")
     return problems.respond(MethodNotAllowed(), {"Allow": "POST"})
 
 
-async def _account(request: Request, source: str) -> SourceAccount:
+async def account_of(request: Request, source: str) -> SourceAccount:
+    """The source that is posted to. Raises `NotFound`."""
     account = await runtime(request).sources.get(source)
     if account is None:
         logs.count("notifications.unknown_source")
@@ -74,9 +71,19 @@ async def _account(request: Request, source: str) -> SourceAccount:
     return account
 
 
-def _inbound(request: Request, body: bytes) -> InboundRequest:
+async def whole_body(request: Request) -> bytes:
+    """The body, as far as it is taken in. Raises `PayloadTooLarge` and `RequestTimeout`."""
+    try:
+        return await read_body(request)
+    except GatewayError:
+        logs.count("notifications.not_read")
+        raise
+
+
+def inbound(request: Request, body: bytes, method: str = "POST") -> InboundRequest:
+    """The request for the provider's adapter, with the query's bytes as they were sent."""
     headers = tuple((name.decode("latin-1"), value.decode("latin-1")) for name, value in request.headers.raw)
-    return InboundRequest(request.method, request.url.query, headers, body)
+    return InboundRequest(method, request.scope["query_string"].decode("latin-1"), headers, body)
 
 
 def _answer(receipt: Receipt, ack: Ack) -> Response:

@@ -72,6 +72,8 @@ def _describe_errors(path: str, operation: dict[str, Any]) -> None:
         statuses += [408, 413, 415]
     if "422" in responses or "requestBody" in operation:
         statuses.append(422)
+    if "409" in responses:
+        statuses.append(409)
     known = {kind.status: kind.title for kind in problems.catalogue().values()}
     for status in sorted(statuses):
         described = responses[str(status)] if str(status) in responses and status != 422 else {"description": known[status]}  # noqa: PLR2004

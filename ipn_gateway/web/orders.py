@@ -5,7 +5,7 @@ from typing import Annotated
 
 from fastapi import APIRouter, Query, Request, Response
 
-from ipn_gateway import objects, orders, validation, views
+from ipn_gateway import objects, orders, timeline, validation, views
 from ipn_gateway.errors import NotFound, StateConflict
 from ipn_gateway.models import OrderStatus
 from ipn_gateway.sources import SourceAccount
@@ -76,6 +76,35 @@ async def get_order(caller: OrderReader, rt: RuntimeDep, order_id: str) -> objec
     if not _ORDER_ID.fullmatch(order_id):
         raise NotFound
     return await _shown(rt, caller.tenant_id, order_id)
+
+
+@router.post("/{order_id}/release", responses=schemas.CONFLICT, openapi_extra=schemas.ReasonedAct.documented())
+async def release_order(caller: Cashier, request: Request, rt: RuntimeDep, order_id: str) -> objects.Order:
+    """Let an order on hold be paid. Releasing it again changes nothing."""
+    await get_order(caller, rt, order_id)
+    act = await bodies.read(request, schemas.ReasonedAct)
+    await orders.release(rt.db, caller.tenant_id, order_id, actor=caller.actor, reason=act.reason)
+    rt.wakes.dispatcher.set()
+    return await _shown(rt, caller.tenant_id, order_id)
+
+
+@router.post("/{order_id}/cancel", responses=schemas.CONFLICT, openapi_extra=schemas.ReasonedAct.documented())
+async def cancel_order(caller: Cashier, request: Request, rt: RuntimeDep, order_id: str) -> objects.Order:
+    """Close an order that nobody has paid: money that still comes is held for you. Cancelling it again changes nothing."""
+    await get_order(caller, rt, order_id)
+    act = await bodies.read(request, schemas.ReasonedAct)
+    await orders.cancel(rt.db, caller.tenant_id, order_id, actor=caller.actor, reason=act.reason)
+    rt.wakes.dispatcher.set()
+    return await _shown(rt, caller.tenant_id, order_id)
+
+
+@router.get("/{order_id}/timeline")
+async def get_timeline(caller: OrderReader, rt: RuntimeDep, wanted: WantedDep, order_id: str) -> objects.Page[objects.TimelineItem]:
+    """Every delivery, verdict, effect, event, attempt and manual act about an order, oldest first, each with a sentence."""
+    if not _ORDER_ID.fullmatch(order_id):
+        raise NotFound
+    async with rt.db.autocommit("orders.timeline") as tx:
+        return await timeline.of(tx, caller.tenant_id, order_id, wanted)
 
 
 async def _shown(rt: RuntimeDep, tenant_id: str, order_id: str) -> objects.Order:

@@ -15,7 +15,7 @@ from ipn_gateway.web.deps import open_to_all
 
 router = APIRouter(include_in_schema=False, dependencies=[Depends(open_to_all)])
 
-_POLICY: Final = {"Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'; frame-ancestors 'none'"}
+POLICY: Final = {"Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'; frame-ancestors 'none'"}
 _STYLE: Final = """
 body{font:16px/1.5 system-ui,sans-serif;max-width:60rem;margin:2rem auto;padding:0 1rem;color:#1b1f24;background:#fff}
 code,pre{font:14px/1.45 ui-monospace,monospace;background:#f3f4f6;border-radius:4px}code{padding:0 .25em}pre{padding:.75rem;overflow:auto}
@@ -27,11 +27,13 @@ b.method{display:inline-block;min-width:4.5rem}small{color:#57606a}a{color:#0550
 """
 
 
-def _page(title: str, body: str) -> HTMLResponse:
+def page(title: str, body: str, *, status: int = 200, headers: Mapping[str, str] | None = None) -> HTMLResponse:
+    """A whole page; `body` is HTML, `title` is text."""
     return HTMLResponse(
         f'<!doctype html><html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width">'
         f"<title>{escape(title)}</title><style>{_STYLE}</style></head><body><h1>{escape(title)}</h1>{body}</body></html>",
-        headers=_POLICY,
+        status_code=status,
+        headers={**POLICY, **(headers or {})},
     )
 
 
@@ -45,7 +47,7 @@ async def list_problems() -> Response:
         (f'<a href="problems/{slug}">{slug}</a>', str(kind.status), escape(kind.title))
         for slug, kind in sorted(problems.catalogue().items())
     ]
-    return _page("Problems", _table(("type", "status", "title"), rows))
+    return page("Problems", _table(("type", "status", "title"), rows))
 
 
 @router.get("/problems/{slug}")
@@ -57,7 +59,7 @@ async def show_problem(request: Request, slug: str) -> Response:
     meaning = cleandoc(kind.__doc__ or "")
     if _prefers_json(request):
         return JSONResponse({"type": f"/problems/{slug}", "title": kind.title, "status": kind.status, "detail": meaning})
-    return _page(kind.title, f"<p>HTTP status <code>{kind.status}</code>, type <code>/problems/{slug}</code></p><p>{_prose(meaning)}</p>")
+    return page(kind.title, f"<p>HTTP status <code>{kind.status}</code>, type <code>/problems/{slug}</code></p><p>{_prose(meaning)}</p>")
 
 
 def _prefers_json(request: Request) -> bool:
@@ -85,7 +87,7 @@ async def docs(request: Request) -> Response:
     sent = [_operation("POST", name, item["post"]) for name, item in document.get("webhooks", {}).items()]
     parts.append(f"<h2>events that we send</h2>{''.join(sent)}<h2>objects</h2>")
     parts += [_schema(name, schema) for name, schema in sorted(document["components"]["schemas"].items())]
-    return _page(document["info"]["title"], "".join(parts))
+    return page(document["info"]["title"], "".join(parts))
 
 
 def _by_tag(paths: Mapping[str, Any]) -> dict[str, list[str]]:

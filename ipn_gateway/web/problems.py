@@ -32,7 +32,7 @@ from ipn_gateway.errors import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Awaitable, Callable, Mapping
 
     from fastapi import FastAPI, Request, Response
     from starlette.types import Scope
@@ -82,15 +82,24 @@ def respond(error: GatewayError, headers: Mapping[str, str] | None = None, **mem
 
 def install(app: FastAPI) -> None:
     """Let the app answer with problems, whatever is raised."""
-    handlers: Mapping[type[Exception], Callable[[Request, Any], Any]] = {
+    for kind, handler in _handlers().items():
+        app.add_exception_handler(kind, handler)
+
+
+async def answer(request: Request, error: Exception) -> Response:
+    """The problem document for whatever was raised; for who shows it in another form."""
+    handler = next(handler for kind, handler in _handlers().items() if isinstance(error, kind))
+    return await handler(request, error)
+
+
+def _handlers() -> Mapping[type[Exception], Callable[[Request, Any], Awaitable[Response]]]:
+    return {
         GatewayError: _gateway_error,
         RequestValidationError: _request_invalid,
         HTTPException: _http_error,
         psycopg.Error: _database_error,
         Exception: anything_else,
     }
-    for kind, handler in handlers.items():
-        app.add_exception_handler(kind, handler)
 
 
 async def _gateway_error(request: Request, error: GatewayError) -> Response:

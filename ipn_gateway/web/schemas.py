@@ -3,18 +3,21 @@
 import json
 import re
 from decimal import Decimal
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, Literal
+from unicodedata import category
 from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 
-from ipn_gateway import money, sources, validation
+from ipn_gateway import money, resolutions, sources, validation
 from ipn_gateway.endpoints import MAX_IN_FLIGHT_DEFAULT, OVERLAP_SECONDS_DEFAULT, OVERLAP_SECONDS_MAX
 from ipn_gateway.events import CATALOGUE
+from ipn_gateway.models import DeliveryOutcome
 from ipn_gateway.web.deps import Moment
 
 METADATA_BYTES_MAX: Final = 16 * 1024
 INTEGER_MAX: Final = 2**63
+REASON_LENGTH_MAX: Final = 500
 RETURN_URL: Final = re.compile(r"https?://[!-~]+", re.IGNORECASE)
 
 
@@ -72,8 +75,25 @@ def _seconds(value: Any) -> Any:
     return float(value) if isinstance(value, Decimal) else value
 
 
+def _not_blank(text: str) -> str:
+    if not text.strip() or any(category(character) in {"Cc", "Cs"} for character in text):
+        raise ValueError("must not be blank or contain a control character")
+    return text
+
+
+def _said(text: str) -> str:
+    if not text.strip():
+        raise ValueError("must say why")
+    return text
+
+
+Reason = Annotated[str, Field(max_length=REASON_LENGTH_MAX, description="why; kept in the audit log"), AfterValidator(_said)]
 EventFilter = Annotated[str, AfterValidator(_known_filter)]
 Rate = Annotated[Decimal, BeforeValidator(_decimal), Field(ge=Decimal("0.001"), le=10_000, max_digits=8, decimal_places=3)]
+
+
+CONFLICT: Final[dict[int | str, dict[str, Any]]] = {409: {"description": "The state does not allow this"}}
+"""What a route that may refuse by state declares."""
 
 
 class Body(BaseModel):
@@ -154,4 +174,47 @@ class Rotation(Body):
 class Act(Body):
     """A manual act."""
 
-    reason: str | None = Field(default=None, max_length=500)
+    reason: str | None = Field(default=None, max_length=REASON_LENGTH_MAX)
+
+
+class ReasonedAct(Body):
+    """A manual act that moves money or an order: it needs its reason."""
+
+    reason: Reason
+
+
+class Evidence(Body):
+    """What a person saw at the provider, where the provider confirmed no payment to us."""
+
+    amount: str = Field(description="decimal string, greater than 0, no finer than the currency", examples=["100.00"])
+    currency: Annotated[str, AfterValidator(_currency)] = Field(description="ISO 4217 code", examples=["BDT"])
+    provider_transaction_id: Annotated[str, Field(min_length=1, max_length=255), AfterValidator(_not_blank)] = Field(
+        description="the provider's own id of the payment"
+    )
+
+
+class Resolution(ReasonedAct):
+    """What is to become of a delivery that waits for a person."""
+
+    decision: Literal["apply", "dismiss"]
+    evidence: Evidence | None = Field(default=None, description="needed to apply what the provider did not confirm, and only then")
+
+    def proof(self) -> resolutions.Evidence | None:
+        """The evidence. Raises `ValidationFailed`."""
+        if self.evidence is None:
+            return None
+        try:
+            amount = money.parse(self.evidence.amount, self.evidence.currency)
+        except ValueError as error:
+            raise validation.refused(str(error), "evidence", "amount") from None
+        return resolutions.Evidence(amount, self.evidence.currency, self.evidence.provider_transaction_id)
+
+
+class Replay(ReasonedAct):
+    """Which deliveries are run again. `reason` is why."""
+
+    source: str = Field(max_length=63, description="the name of one of your sources")
+    outcome: Annotated[DeliveryOutcome, Field(strict=False)] = Field(description="what they ended as")
+    since: Moment | None = Field(default=None, description="received from then on")
+    until: Moment | None = Field(default=None, description="received before then")
+    dry_run: bool = False

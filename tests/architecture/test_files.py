@@ -10,7 +10,15 @@ from tests.architecture.source import ROOT, name_of, ours
 
 # Written in two parts, so that this file does not hold what it looks for.
 LABELS = (
-    *[("pypi", "org"), ("pythonhosted", "org"), ("npmjs", "org"), ("crates", "io"), ("golang", "org"), ("debian", "org"), ("maven", "org")],
+    *[
+        ("pypi", "org"),
+        ("python" + "hosted", "org"),
+        ("npmjs", "org"),
+        ("crates", "io"),
+        ("golang", "org"),
+        ("debian", "org"),
+        ("maven", "org"),
+    ],
     *[("docker", "io"), ("ghcr", "io"), ("quay", "io"), ("gcr", "io"), ("unpkg", "com"), ("jsdelivr", "net")],
 )
 REGISTRIES = [".".join(labels) for labels in LABELS]

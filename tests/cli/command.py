@@ -10,6 +10,7 @@ import sys
 from asyncio.subprocess import DEVNULL, PIPE, Process
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
@@ -21,7 +22,6 @@ from ipn_gateway.vault import Vault
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
-    from pathlib import Path
 
     from ipn_gateway.db import Database
 
@@ -66,10 +66,14 @@ async def source(db: Database, settings: dict[str, str], name: str) -> None:
     await sources.create(db, Vault([SecretStr(settings["IPN_SECRET_KEY"])]), "acme", name, provider="sslcommerz", given=given, actor="test")
 
 
+OURS = (sys.executable, "-m", "ipn_gateway")
+
+
 async def start(*arguments: str, **settings: str) -> Process:
-    """Start a command. A session of its own keeps the signals that a test sends from the test itself."""
+    """Start a command, of ours or by its path. A session of its own keeps the signals that a test sends from the test itself."""
     return await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "ipn_gateway", *arguments),
+        *(() if Path(arguments[0]).is_absolute() else OURS),
+        *arguments,
         stdin=DEVNULL,
         stdout=PIPE,
         stderr=PIPE,

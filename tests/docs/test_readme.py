@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
-import os
 import re
-import shlex
 import sqlite3
-import sys
 from datetime import UTC
 from pathlib import Path
 from typing import Any
@@ -19,47 +15,19 @@ from standardwebhooks import Webhook
 from ipn_gateway.clock import Clock
 from ipn_gateway.models import DeliveryOutcome, OrderStatus
 from tests.cli import command
+from tests.docs import pages
 
 README = Path(__file__).parents[2] / "README.md"
 TEXT = README.read_text(encoding="utf-8")
 SECRET = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"
 
 
-def blocks(language: str) -> list[str]:
-    """The code of the fences that begin with these words."""
-    return re.findall(rf"^```{language}\n(.*?)^```$", TEXT, re.MULTILINE | re.DOTALL)
-
-
-def _shims(directory: Path) -> Path:
-    """A folder for PATH with the two commands that the README calls."""
-    called = {"ipn-gateway": ["-m", "ipn_gateway"], "curl": [str(Path(__file__).with_name("curl.py"))]}
-    directory.mkdir()
-    for name, arguments in called.items():
-        shim = directory / name
-        shim.write_text(f'#!/bin/sh\nexec {shlex.join([sys.executable, *arguments])} "$@"\n')
-        shim.chmod(0o755)
-    return directory
-
-
-def _script(url: str) -> str:
-    return "set -eu\n" + "".join(blocks("sh runnable")).replace("http://127.0.0.1:8000", url)
-
-
 @pytest.mark.timeout(120)
 async def test_the_steps_work_one_after_the_other(tmp_path: Path, database_url: str):
     """From the first key to looking at an order: each step is run as it is printed, beside a `serve`."""
     settings = command.given_database(database_url)
-    path = f"{_shims(tmp_path / 'bin')}{os.pathsep}{os.environ['PATH']}"
-    environment = os.environ | settings | {"PATH": path, "PYTHONPATH": str(README.parent)}
     async with command.serving("serve", "--port", "0", **settings) as gateway:
-        shell = await asyncio.create_subprocess_exec(
-            *("sh", "-c", _script(gateway.url)),
-            cwd=tmp_path,
-            env=environment,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.PIPE,
-        )
-        done = await command.ended(shell)
+        done = await pages.run(TEXT, tmp_path, settings, {pages.GATEWAY: gateway.url})
         await gateway.stopped()
 
     printed = [json.loads(line) for line in done.out.splitlines() if line.startswith("{")]
@@ -75,7 +43,7 @@ async def test_the_steps_work_one_after_the_other(tmp_path: Path, database_url: 
 @pytest.mark.case("S120")
 def test_the_subscriber_verifies_and_acts_once():
     """A webhook with a good signature is acted on once, however often it comes; a bad one is refused."""
-    (source,) = blocks("python")
+    (source,) = pages.blocks(TEXT, "python")
     shown: dict[str, Any] = {}
     exec(compile(source, "README.md", "exec"), shown)
     database = sqlite3.connect(":memory:")

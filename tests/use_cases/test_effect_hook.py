@@ -178,6 +178,16 @@ async def _takes_too_long(connection: psycopg.AsyncConnection[Any], told: Effect
     await connection.execute("SELECT pg_sleep(5)")
 
 
+async def _dawdles_without_a_statement(connection: psycopg.AsyncConnection[Any], told: EffectNotification) -> None:
+    await credit(connection, told)
+    await connection.execute("SET LOCAL idle_in_transaction_session_timeout = '1ms'")  # the limit itself is thirty seconds
+    async with await psycopg.AsyncConnection.connect(connection.info.dsn, password=connection.info.password, autocommit=True) as other:
+        ended = "SELECT count(*) FROM pg_stat_activity WHERE pid = %s"
+        while (await (await other.execute(ended, (connection.info.backend_pid,))).fetchone() or (0,))[0]:
+            pass
+    await credit(connection, told)
+
+
 FAILING: list[Hook] = [
     _raises,
     _violates_its_own_key,
@@ -187,6 +197,7 @@ FAILING: list[Hook] = [
     _rolls_back,
     _ends_the_transaction_in_sql,
     _takes_too_long,
+    _dawdles_without_a_statement,
 ]
 
 
@@ -258,6 +269,23 @@ async def test_an_effect_may_use_a_savepoint(shop: World) -> None:
 
     assert await shop.outcome(receipt) == ("applied", None)
     assert await shop.value("SELECT amount FROM credits") == Decimal("1001.00")
+
+
+async def test_a_savepoint_that_is_left_open_is_kept(shop: World) -> None:
+    """The commit takes it along; one that the effect rolls back to leaves what was before it."""
+
+    async def effect(connection: psycopg.AsyncConnection[Any], told: EffectNotification) -> None:
+        await credit(connection, told)
+        await connection.execute("SAVEPOINT first")
+        await connection.execute("DELETE FROM credits")
+        await connection.execute("ROLLBACK TO SAVEPOINT first")
+        await connection.execute("SAVEPOINT second")
+
+    receipt = await calls(shop, effect).notify(shop.pay("ORD-1"))
+    await shop.drain()
+
+    assert await shop.outcome(receipt) == ("applied", None)
+    assert await shop.value("SELECT amount FROM credits") == Decimal("1000.00")
 
 
 @pytest.mark.case("S114")

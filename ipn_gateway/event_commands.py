@@ -1,0 +1,79 @@
+"""`ipn-gateway events`, and `ipn-gateway contract`: what was told to subscribers, and what they may rely on."""
+# ruff: noqa: PLC0415 - a command imports what it needs when it runs, so that --help answers at once
+
+import json
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from ipn_gateway import console
+from ipn_gateway.options import AsJson, Limit, Tenant, group
+
+if TYPE_CHECKING:
+    from ipn_gateway import objects
+    from ipn_gateway.db import Database
+    from ipn_gateway.settings import Settings
+
+events = group("Events: what subscribers are told.")
+
+
+@events.command(
+    "list",
+    epilog="""\b
+    Examples:
+      ipn-gateway events list --order-id INV-1001
+      ipn-gateway events list --type notification.held
+    """,
+)
+def list_events(
+    *,
+    tenant: Tenant = None,
+    order_id: Annotated[str | None, typer.Option(help="The order that they are about.")] = None,
+    event_type: Annotated[str | None, typer.Option("--type", help="order.paid, notification.held, …")] = None,
+    limit: Limit = 50,
+    after: Annotated[str | None, typer.Option(help="`next_cursor` of the page before.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """List events, oldest first and without a gap; go on with --after and the cursor that is printed."""
+    from ipn_gateway import pull
+    from ipn_gateway.events import CATALOGUE
+
+    if event_type is not None and event_type not in CATALOGUE:
+        raise typer.BadParameter(f"give one of {', '.join(CATALOGUE)}.", param_hint="--type")
+
+    async def read(_: "Settings", db: "Database") -> "objects.Page[objects.Event]":
+        owner = await console.tenant(db, tenant)
+        async with db.autocommit("events.list") as tx:
+            return await pull.pull(tx, owner, after, limit, event_type=event_type, order_id=order_id)
+
+    page = console.with_database(read)
+    console.table(page.items, ("id", "timestamp", "type", "order_id", "sequence"), page.next_cursor, as_json=as_json)
+
+
+@events.command("show", epilog="Example: ipn-gateway events show evt_mfrggzdfmztwq2lknnwg23tpobyxe43u")
+def show_event(event_id: str, *, tenant: Tenant = None, as_json: AsJson = False) -> None:
+    """Show one event, as it was frozen and is sent."""
+    from ipn_gateway import views
+
+    async def read(_: "Settings", db: "Database") -> "objects.Event":
+        owner = await console.tenant(db, tenant)
+        with console.looking_for(f"event {event_id} of the tenant {owner}"):
+            async with db.autocommit("events.show") as tx:
+                return await views.event(tx, owner, event_id)
+
+    console.show(console.with_database(read), as_json=as_json)
+
+
+def contract(*, as_json: AsJson = False) -> None:
+    """Print what callers and subscribers may rely on, as GET /v1/contract does, without a server.
+
+    Schedules, limits and retention are those of this process's settings.
+    """
+    chosen = console.this_process()
+    from ipn_gateway.web.contract import described
+
+    made = described(chosen)
+    if as_json:
+        console.print_json(made)
+    else:
+        typer.echo(json.dumps(made, ensure_ascii=False, indent=2))

@@ -1,0 +1,97 @@
+"""Redelivery: a person asks for one more attempt of an event delivery, whatever became of it. Same event id, same bytes.
+
+What is delivered stays delivered, also when the new attempt fails. What is dead is pending again: another failure makes it dead again.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+from uuid import UUID  # noqa: TC003 - field of a row
+
+from ipn_gateway import audit, ids, logs
+from ipn_gateway.errors import NotFound, StateConflict
+from ipn_gateway.models import EventDeliveryStatus
+
+if TYPE_CHECKING:
+    from ipn_gateway.db import Database, Transaction
+
+
+@dataclass(frozen=True, slots=True)
+class _Delivery:
+    """An event delivery, and whether an attempt of it is running."""
+
+    endpoint_id: UUID
+    event_id: str
+    status: str
+    in_flight: bool
+
+
+async def redeliver(db: Database, tenant_id: str, delivery_id: UUID, *, actor: str, reason: str | None = None) -> None:
+    """Make an event delivery due now. While an attempt runs, that one is the answer; asked twice before an attempt, it is one attempt.
+
+    Raises `NotFound`, and `StateConflict` when the event delivery is cancelled, or its endpoint disabled or deleted.
+    """
+    await db.rerun(_redeliver_once, db, tenant_id, delivery_id, actor, reason)
+
+
+async def _redeliver_once(db: Database, tenant_id: str, delivery_id: UUID, actor: str, reason: str | None) -> None:
+    async with db.transaction("event_deliveries.redeliver") as tx:
+        delivery = await _lock(tx, tenant_id, delivery_id)
+        if delivery.status == EventDeliveryStatus.CANCELLED:
+            raise StateConflict("This event delivery was cancelled with its endpoint; it is never sent again.")
+        if delivery.in_flight or not await _make_due(tx, tenant_id, delivery_id):
+            return
+        shown = ids.show(ids.EVENT_DELIVERY, delivery_id)
+        details = {"event_id": delivery.event_id, "status": delivery.status}
+        await audit.record(
+            tx,
+            tenant_id,
+            actor=actor,
+            action="event_delivery.redeliver",
+            target=shown,
+            now=db.clock.now(),
+            reason=reason,
+            details=details,
+        )
+    logs.get("event_deliveries").info(
+        "event_delivery.redelivery_asked", event_delivery_id=shown, event_id=delivery.event_id, status=delivery.status, actor=actor
+    )
+
+
+async def _lock(tx: Transaction, tenant_id: str, delivery_id: UUID) -> _Delivery:
+    """The event delivery, locked, and before it its endpoint against being deleted: in the order that deleting one takes."""
+    key = {"tenant_id": tenant_id, "id": delivery_id}
+    endpoint = await tx.one(
+        dict,
+        """SELECT e.status, e.deleted_at IS NOT NULL AS deleted FROM event_deliveries AS d
+             JOIN endpoints AS e ON e.tenant_id = d.tenant_id AND e.id = d.endpoint_id
+            WHERE d.tenant_id = %(tenant_id)s AND d.id = %(id)s FOR KEY SHARE OF e""",
+        key,
+    )
+    delivery = await tx.one(
+        _Delivery,
+        """SELECT endpoint_id, event_id, status, coalesce(lease_expires_at > ipn_now(), false) AS in_flight FROM event_deliveries
+            WHERE tenant_id = %(tenant_id)s AND id = %(id)s FOR UPDATE""",
+        key,
+    )
+    if delivery is None:
+        raise NotFound
+    if endpoint is None or endpoint["deleted"]:
+        raise StateConflict("The endpoint was deleted; nothing is sent to it any more.")
+    if endpoint["status"] == "disabled":
+        raise StateConflict("The endpoint is disabled: enable it, and what waits is sent.")
+    return delivery
+
+
+async def _make_due(tx: Transaction, tenant_id: str, delivery_id: UUID) -> bool:
+    """Whether it was not asked for already: one that is still to come stays the one attempt."""
+    changed = await tx.execute(
+        """UPDATE event_deliveries
+              SET status = CASE WHEN status = 'delivered' THEN status ELSE 'pending' END,
+                  next_trigger = 'redelivery', next_attempt_at = ipn_now(), lease_expires_at = NULL
+            WHERE tenant_id = %(tenant_id)s AND id = %(id)s
+              AND NOT (next_trigger = 'redelivery' AND next_attempt_at IS NOT NULL AND next_attempt_at <= ipn_now())""",
+        {"tenant_id": tenant_id, "id": delivery_id},
+    )
+    return changed > 0

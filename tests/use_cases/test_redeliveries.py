@@ -1,0 +1,172 @@
+"""A person asks for an event again: same id and bytes, one attempt more, whatever became of the event delivery."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from ipn_gateway import attempts, endpoints, ids, redeliveries
+from ipn_gateway.errors import NotFound, StateConflict
+from ipn_gateway.event_deliveries import claim
+from ipn_gateway.transport import Outcome
+from tests.make import TENANT, Make, ago, ahead
+
+if TYPE_CHECKING:
+    from uuid import UUID
+
+    from ipn_gateway.clock import Clock
+    from ipn_gateway.db import Database
+    from ipn_gateway.event_deliveries import Claimed
+
+SCHEDULE = (0, 5, 300)
+
+
+async def redeliver(db: Database, delivery_id: UUID, tenant: str = TENANT) -> None:
+    await redeliveries.redeliver(db, tenant, delivery_id, actor="test", reason="lost by them")
+
+
+async def claimed(db: Database) -> list[Claimed]:
+    async with db.transaction("test.claim") as tx:
+        return await claim(tx, limit=10, lease_seconds=45)
+
+
+async def attempt(db: Database, delivery: Claimed, kind: Any) -> None:
+    """Record what came of one attempt."""
+    outcome = Outcome(kind=kind, duration_ms=1, status_code=200 if kind == "delivered" else 500)
+    made = attempts.Attempt(
+        id=ids.new(db.clock.now()),
+        tenant_id=delivery.tenant_id,
+        event_delivery_id=delivery.id,
+        endpoint_id=delivery.endpoint_id,
+        fence=delivery.fence,
+        trigger=delivery.trigger,
+        started_at=delivery.claimed_at,
+        url=delivery.url,
+        outcome=outcome,
+        after=attempts.decide(delivery.attempt_count, outcome, schedule=SCHEDULE, chance=0),
+    )
+    await attempts.record(db, [made])
+
+
+async def row(db: Database, delivery_id: UUID) -> dict[str, Any]:
+    async with db.autocommit("test") as tx:
+        found = await tx.one(dict, "SELECT * FROM event_deliveries WHERE id = %(id)s", {"id": delivery_id})
+    assert found is not None
+    return found
+
+
+async def audited(db: Database) -> list[dict[str, Any]]:
+    async with db.autocommit("test") as tx:
+        return await tx.all(dict, "SELECT actor, target, reason, details FROM audit_log")
+
+
+@pytest.mark.parametrize("kind", ["delivered", "refused"])
+async def test_what_is_delivered_is_sent_again_and_stays_delivered(db: Database, make: Make, kind: str) -> None:
+    """Also when the new attempt fails; a failure of it is not tried again."""
+    made = await make.event_delivery(status="delivered", attempt_count=1, delivered_at=ago(hours=1))
+
+    await redeliver(db, made["id"])
+    (delivery,) = await claimed(db)
+    assert (delivery.trigger, delivery.event_id) == ("redelivery", made["event_id"])
+    await attempt(db, delivery, kind)
+
+    after = await row(db, made["id"])
+    assert (after["status"], after["attempt_count"], after["next_attempt_at"]) == ("delivered", 2, None)
+    assert after["delivered_at"] == made["delivered_at"]
+    assert await claimed(db) == []
+
+
+@pytest.mark.parametrize(("kind", "status"), [("delivered", "delivered"), ("refused", "dead")])
+async def test_what_is_dead_has_one_more_attempt(db: Database, make: Make, kind: str, status: str) -> None:
+    """Pending until then; its schedule is over, so another failure makes it dead again."""
+    made = await make.event_delivery(status="dead", attempt_count=3)
+
+    await redeliver(db, made["id"])
+    assert (await row(db, made["id"]))["status"] == "pending"
+    (delivery,) = await claimed(db)
+    await attempt(db, delivery, kind)
+
+    assert ((await row(db, made["id"]))["status"], delivery.trigger) == (status, "redelivery")
+    assert await audited(db) == [
+        {
+            "actor": "test",
+            "target": ids.show(ids.EVENT_DELIVERY, made["id"]),
+            "reason": "lost by them",
+            "details": {"event_id": made["event_id"], "status": "dead"},
+        }
+    ]
+
+
+async def test_what_waits_for_its_next_attempt_is_due_now_and_then_goes_on(db: Database, make: Make) -> None:
+    """The attempt counts; after a failure the schedule goes on with a retry."""
+    made = await make.event_delivery(attempt_count=1, next_trigger="retry", next_attempt_at=ahead(hours=1))
+
+    await redeliver(db, made["id"])
+    (delivery,) = await claimed(db)
+    await attempt(db, delivery, "refused")
+
+    after = await row(db, made["id"])
+    assert (delivery.trigger, after["status"], after["next_trigger"], after["attempt_count"]) == ("redelivery", "pending", "retry", 2)
+    assert after["next_attempt_at"] is not None
+
+
+async def test_asked_twice_before_an_attempt_it_is_one_attempt(db: Database, make: Make) -> None:
+    """Also while the attempt runs; asked after it, it is another one."""
+    made = await make.event_delivery(status="delivered", attempt_count=1)
+    await redeliver(db, made["id"])
+    await redeliver(db, made["id"])
+    (delivery,) = await claimed(db)
+    await redeliver(db, made["id"])
+    await attempt(db, delivery, "delivered")
+    assert await claimed(db) == []
+    assert len(await audited(db)) == 1
+
+    await redeliver(db, made["id"])
+
+    assert [one.attempt_count for one in await claimed(db)] == [2]
+    assert len(await audited(db)) == 2
+
+
+async def test_an_attempt_whose_sender_died_does_not_stand_in_the_way(db: Database, make: Make, clock: Clock) -> None:
+    """Its lease is over: the redelivery is due, and the late sender writes nothing."""
+    made = await make.event_delivery(attempt_count=0)
+    (lost,) = await claimed(db)
+    clock.advance(seconds=60)
+
+    await redeliver(db, made["id"])
+    await attempt(db, lost, "delivered")
+
+    assert (await row(db, made["id"]))["attempt_count"] == 0
+    assert [one.trigger for one in await claimed(db)] == ["redelivery"]
+
+
+async def test_nothing_is_sent_where_nothing_may_be_sent(db: Database, make: Make) -> None:
+    """Cancelled, to a disabled endpoint, to a deleted one, another tenant's, or not there."""
+    cancelled = await make.event_delivery(status="cancelled")
+    off = await make.endpoint(status="disabled")
+    waiting = await make.event_delivery(endpoint_id=off["id"], status="dead")
+    gone = await make.endpoint(deleted_at=ago(hours=1))
+    orphan = await make.event_delivery(endpoint_id=gone["id"], status="delivered")
+
+    for made in (cancelled, waiting, orphan):
+        with pytest.raises(StateConflict):
+            await redeliver(db, made["id"])
+        assert await row(db, made["id"]) == made
+    with pytest.raises(NotFound):
+        await redeliver(db, waiting["id"], "other")
+    with pytest.raises(NotFound):
+        await redeliver(db, ids.new(db.clock.now()))
+    assert await audited(db) == []
+
+
+async def test_deleting_an_endpoint_leaves_what_was_delivered_delivered(db: Database, make: Make) -> None:
+    """A redelivery that was asked for ends with the endpoint; what it had is not taken back."""
+    made = await make.event_delivery(status="delivered", attempt_count=1, delivered_at=ago(hours=1))
+    pending = await make.event_delivery(endpoint_id=made["endpoint_id"])
+    await redeliver(db, made["id"])
+
+    assert await endpoints.delete(db, TENANT, made["endpoint_id"], actor="test") == 1
+
+    assert [(await row(db, one["id"]))["status"] for one in (made, pending)] == ["delivered", "cancelled"]
+    assert (await row(db, made["id"]))["next_attempt_at"] is None
