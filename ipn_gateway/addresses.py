@@ -122,6 +122,8 @@ def check_endpoint_url(url: str, *, allow_loopback: bool) -> None:
     """Raise ValidationFailed, with a sentence, for a subscriber's URL that can never be called. Names are vetted at each send."""
     too_long = f"The URL is longer than {URL_LENGTH_MAX} characters." if len(url) > URL_LENGTH_MAX else None
     if sentence := too_long or refusal(url, allow_loopback=allow_loopback):
+        if not allow_loopback and refusal(url, allow_loopback=True) is None:
+            sentence += " For tries on one machine, IPN_ALLOW_LOOPBACK_ENDPOINTS=true allows it."
         raise ValidationFailed(sentence, errors=[{"pointer": "#/url", "detail": sentence}])
 
 

@@ -68,7 +68,7 @@ def create_app(config: SimulatorConfig | None = None, *, clock: Clock = host_tim
             yield
             simulator.api.faults.clear()
 
-    app = CuttableApp(title="SSLCOMMERZ simulator", lifespan=lifespan)
+    app = CuttableApp(title="SSLCOMMERZ simulator", lifespan=lifespan, docs_url=None, redoc_url=None)  # their pages load from elsewhere
     app.state.simulator = simulator
     app.router.routes.extend([*simulator.api.routes(), *simulator.control.checkout.routes()])
     app.include_router(control_router(simulator.control))

@@ -95,7 +95,7 @@ def index_page(sessions: Iterable[Session], attempts: Iterable[Attempt]) -> HTML
     return page(
         "SSLCOMMERZ simulator",
         '<p class="note">No money moves here. <a href="/simulator/state">State as JSON</a> · '
-        '<a href="/docs">Control API</a></p>'
+        '<a href="/openapi.json">Control API</a></p>'
         f"<h2>Sessions</h2><table><tr><th>Order</th><th>Amount</th><th>Attempts</th></tr>{opened}</table>"
         f"<h2>Attempts</h2><table><tr><th>Order</th><th>Status</th><th>Amount</th><th>val_id</th></tr>{tried}</table>",
     )
