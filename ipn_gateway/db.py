@@ -44,6 +44,8 @@ SERVER_VERSION_MIN: Final = 150000
 RERUNS_MAX: Final = 5
 RERUN_WAIT_SECONDS: Final = 0.05  # doubled each time, times a draw between 0.5 and 1.5
 POOL_WAIT_SECONDS: Final = 2.0
+WAITERS_PER_CONNECTION: Final = 20
+AWAY_SECONDS: Final = 0.25  # after somebody waited in vain nobody waits for so long
 STATEMENT_TIMEOUT_SECONDS: Final = 10
 LOCK_TIMEOUT_SECONDS: Final = 5
 IDLE_IN_TRANSACTION_TIMEOUT_SECONDS: Final = 30
@@ -137,13 +139,15 @@ class Database:
         self.faults = faults
         self.name = name
         self._url = url
+        self._waiters = 0
+        self._waiters_max = connections_max * WAITERS_PER_CONNECTION
+        self._away_until = 0.0
         self._log = logs.get("db")
         self._pool: psycopg_pool.AsyncConnectionPool[Connection] = psycopg_pool.AsyncConnectionPool(  # noqa: TID251 - its home
             url,
             name=f"ipn-{name}",
             min_size=1,
             max_size=connections_max,
-            max_waiting=connections_max * 20,
             timeout=POOL_WAIT_SECONDS,
             reconnect_timeout=POOL_WAIT_SECONDS,  # then the next caller tries again at once, however long the server was away
             open=False,
@@ -259,11 +263,19 @@ class Database:
             await self._pool.putconn(connection)
 
     async def _taken(self) -> Connection:
+        """The pool's own limit of waiters counts those that gave up long ago, and would keep a server that is back away; so ours counts."""
+        if self._waiters >= self._waiters_max or self.clock.monotonic_seconds() < self._away_until:
+            logs.count("pool.refused")
+            raise PoolExhausted(pool=self.name)
+        self._waiters += 1
         try:
             return await self._pool.getconn()
-        except (psycopg_pool.PoolTimeout, psycopg_pool.TooManyRequests):
+        except psycopg_pool.PoolTimeout:
+            self._away_until = self.clock.monotonic_seconds() + AWAY_SECONDS
             logs.count("pool.exhausted")
             raise PoolExhausted(pool=self.name) from None
+        finally:
+            self._waiters -= 1
 
     async def _shift_clock(self, connection: Connection, *, local: bool) -> None:
         if self.clock.offset:
