@@ -184,7 +184,7 @@ async def test_a_client_that_gives_up_leaves_nothing_recorded(served) -> None:
     await served.fault(path="validator", kind="hang")
 
     with pytest.raises(httpx.ReadTimeout):
-        await served.client.get(VALIDATOR, params=CREDENTIALS | {"val_id": paid["val_id"]}, timeout=0.2)
+        await served.client.get(VALIDATOR, params=CREDENTIALS | {"val_id": paid["val_id"]}, timeout=httpx.Timeout(10, read=0.2))
     await until(served, hanging=0)
 
     assert (await served.validate(paid["val_id"]))["status"] == "VALID"

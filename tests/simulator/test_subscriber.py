@@ -167,7 +167,7 @@ async def test_a_sender_that_gives_up_leaves_no_event(served) -> None:
     body = json.dumps({"id": "evt_1"})
 
     with pytest.raises(httpx.ReadTimeout):
-        await served.client.post("/webhooks", content=body, headers=signed("evt_1", body), timeout=0.1)
+        await served.client.post("/webhooks", content=body, headers=signed("evt_1", body), timeout=httpx.Timeout(10, read=0.1))
     while (await served.received())["in_flight"]:
         pass
 
