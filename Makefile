@@ -13,7 +13,7 @@ ARGS :=
 JOBS := 2
 PYTEST := $(BIN)/pytest --numprocesses $(JOBS) --dist worksteal --durations 15
 # Where SQL runs: once more on the oldest PostgreSQL that is promised, but for what is about the embedded one.
-SQL_SUITES = $(wildcard tests/use_cases tests/web tests/properties tests/faults tests/concurrency tests/migrations)
+SQL_SUITES = $(wildcard tests/use_cases tests/web tests/properties tests/faults tests/concurrency tests/migrations tests/idempotency)
 
 help: ## Show the tasks
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' Makefile
@@ -29,8 +29,8 @@ serve: .venv/.installed ## Run the gateway on its embedded PostgreSQL
 test: check ## Run the checks and every test that needs Python alone
 	$(PYTEST) $(ARGS)
 
-test-outside: .venv/.installed ## Run what needs Debian packages, and the SQL suites on PostgreSQL 15
-	tests/outside/with-postgresql-15 $(PYTEST) tests/outside $(SQL_SUITES) --ignore tests/use_cases/test_postgres.py $(ARGS)
+test-outside: .venv/.installed ## Run what needs Debian packages and Node, and the SQL suites on PostgreSQL 15
+	tests/outside/with-node tests/outside/with-postgresql-15 $(PYTEST) tests/outside $(SQL_SUITES) --ignore tests/use_cases/test_postgres.py $(ARGS)
 
 check: .venv/.installed ## Lint, formatting, types and the direction of imports
 	$(BIN)/ruff check

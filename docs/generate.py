@@ -16,9 +16,13 @@ from sqlalchemy.dialects import postgresql
 from sqlalchemy.schema import CreateIndex
 from sqlmodel import SQLModel
 
-from ipn_gateway import cli, models
+from docs import acceptance, vectors
+from ipn_gateway import cli, errors, models
+from ipn_gateway.clock import Clock
+from ipn_gateway.fingerprints import KINDS
+from ipn_gateway.operations import REPLAYED_HEADER
 from ipn_gateway.settings import Settings
-from ipn_gateway.web import problems
+from ipn_gateway.web import metrics, problems, publication
 from ipn_gateway.web.app import create_app
 
 if TYPE_CHECKING:
@@ -35,18 +39,22 @@ DIALECT: Final = postgresql.dialect()  # type: ignore[no-untyped-call]  # SQLAlc
 
 
 def pages() -> dict[str, str]:
-    """The generated pages: file name and text."""
+    """The generated pages: file name and text. One is no page: messages for receivers to try their hand at."""
     made = {
         "settings.md": ("Settings", "`ipn_gateway/settings.py`", _settings()),
         "http-api.md": ("HTTP API", "the OpenAPI document", _http_api()),
         "commands.md": ("Commands", "the command line", _commands()),
         "errors.md": ("Errors", "`ipn_gateway/errors.py`", _errors()),
+        "metrics.md": ("Metrics", "`ipn_gateway/web/metrics.py` and `ipn_gateway/gauges.py`", _metrics()),
         "schema.md": ("Schema", "`ipn_gateway/models.py`", _schema()),
+        "idempotency.md": ("Idempotency keys", "what the operations declare", _idempotency()),
+        "acceptance.md": ("Acceptance", "`docs/acceptance.py` and the marks of the tests", _acceptance()),
     }
-    return {
+    written = {
         name: "\n".join([NOTICE.format(source=source), f"# {title}", "", *lines]).rstrip() + "\n"
         for name, (title, source, lines) in made.items()
     }
+    return written | {"signature-vectors.json": vectors.text()}
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
@@ -102,8 +110,8 @@ def _meaning(field: FieldInfo) -> str:
 
 
 def openapi() -> dict[str, Any]:
-    """The OpenAPI document; the application reads nothing but settings for it."""
-    app = create_app(cast("Runtime", SimpleNamespace(settings=Settings())))
+    """The OpenAPI document; the application reads nothing but its settings for it."""
+    app = create_app(cast("Runtime", SimpleNamespace(settings=Settings(), clock=Clock(), db=None)))
     return app.openapi()
 
 
@@ -126,9 +134,10 @@ def _by_tag(paths: Mapping[str, Any]) -> dict[str, list[tuple[str, ...]]]:
     for path, operations in paths.items():
         for method, operation in operations.items():
             query = ", ".join(f"`{part['name']}`" for part in operation.get("parameters", []) if part["in"] == "query")
-            what = " ".join(operation.get("description", operation.get("summary", "")).split())
+            what = operation.get("description", operation.get("summary", "")).partition(f"\n\n{publication.PROSE}")[0]
             answers = " ".join(sorted(operation["responses"]))
-            found.setdefault(operation.get("tags", ["other"])[0], []).append((f"`{method.upper()} {path}`", query, what, answers))
+            call = (f"`{method.upper()} {path}`", query, " ".join(what.split()), answers)
+            found.setdefault(operation.get("tags", ["other"])[0], []).append(call)
     return found
 
 
@@ -213,6 +222,49 @@ def _errors() -> list[str]:
     ]
 
 
+# --- metrics
+
+ALERTS: Final = (
+    ("absent(database_up) or database_up == 0", "the database is away, or nobody is asked: no data is an alert of its own"),
+    (
+        'past_due_oldest_seconds{work!="inbox_unproved"} > 300',
+        "work is late by its due time: workers are down, or a provider or an endpoint is; what waits for its next attempt is not late",
+    ),
+    ("absent(past_due_oldest_seconds)", "it is not known whether work is late"),
+    ('notifications_open{state=~"held|conflict|dead"} > 0', "notifications wait for a person"),
+    ("idempotency_keys_indeterminate_oldest_seconds > 3600", "an unknown outcome at a provider is not cleared up by itself"),
+    ("idempotency_keys_abandoned > 0", "calls ended without an answer, and nobody repeats them (for longer than ten minutes)"),
+    ("increase(idempotency_slow_total[1h]) > 0", "calls come near the end of their lease"),
+    ("partitions_ahead_days < 14", "the maintenance role makes no partitions; readiness fails below seven"),
+    ("increase(requests_failed_total[15m]) > 0", "incidents, which the log describes"),
+)
+"""What to be woken by: the expression and what it tells."""
+
+
+def _metrics() -> list[str]:
+    gauges = [(f"`{name}`", f"`{gauge.label}`" if gauge.label else "", gauge.meaning) for name, gauge in metrics.GAUGES.items()]
+    counters = [(f"`{metric}`", f"`{label}`" if label else "", meaning) for metric, label, meaning in metrics.described()]
+    return [
+        "`GET /metrics` answers in the text format of Prometheus, without a key; let your proxy keep it inside. Nothing is told by tenant.",
+        "The gauges are read from the database when somebody asks: at most every five seconds, within two seconds, one at a time. What",
+        "could not be read is missing. They say the same in every process on one database; connections and counters are the process's own.",
+        "",
+        "## Gauges",
+        "",
+        *table(("metric", "label", "meaning"), gauges),
+        "## Counters",
+        "",
+        "Since the start of the process. `<…>` stands for a word; such a counter appears with its first count, the others begin with 0.",
+        "",
+        *table(("metric", "label", "meaning"), counters),
+        "## Alerts",
+        "",
+        "What to be woken by.",
+        "",
+        *table(("expression", "what it tells"), [(f"`{expression}`", what) for expression, what in ALERTS]),
+    ]
+
+
 # --- schema
 
 
@@ -266,6 +318,91 @@ def _rule(constraint: Any) -> str:
 
 def _index(statement: str) -> str:
     return f"`{' '.join(statement.split()).removeprefix('CREATE ').lower()}`"
+
+
+# --- keys
+
+
+def _idempotency() -> list[str]:
+    blocks = [
+        operation[publication.EXTENSION]
+        for operations in openapi()["paths"].values()
+        for operation in operations.values()
+        if publication.EXTENSION in operation
+    ]
+    answered = [(f"`{kind.slug}`", str(kind.status), kind.__doc__ or "") for kind in publication.OF_THE_KEY]
+    return [
+        f"What a key means for each operation, after {publication.CONVENTION}; no standard defines the header. The same stands beside each",
+        "operation in `/openapi.json`, as `x-idempotency` and in words, and in `/v1/contract`. [Why](../explanation/idempotency.md), and",
+        "[how to use keys](../howto/idempotency-keys.md).",
+        "",
+        *table(("operation", "key", "hours", "compared, beside path and query", "class", "stored"), map(_keyed, blocks)),
+        "## Alike for all",
+        "",
+        *_alike(blocks[0]),
+        "",
+        "## What the key itself answers",
+        "",
+        *table(("slug", "status", "what it says"), answered),
+    ]
+
+
+def _alike(block: Mapping[str, Any]) -> Iterator[str]:
+    key, kept, waiting, recovery = block["key"], block["retention"], block["concurrency"], block["recovery"]
+    repeat, unknown, kinds = recovery["repeat"], errors.IdempotencyIndeterminate, "; ".join(f"*{kind}* {KINDS[kind]}" for kind in KINDS)
+    never, refused = (", ".join(map(str, block["statuses"][name])) for name in ("never_stored", "refused_before_the_key"))
+    said = {
+        "Key": f"`{key['header']}`: {key['length_min']} to {key['length_max']} characters of {key['alphabet']}, as in `{key['pattern']}`; "
+        f"{key['quotes']}. Recommended is {key['recommended']}.",
+        "Scope": f"One {' and one '.join(block['scope']['unique_per'])}: {block['scope']['elsewhere']}.",
+        "Region": block["scope"]["region"],
+        "Retention": f"From the {kept['starts']}. Afterwards {kept['afterwards']}. Never pruned is {kept['never_pruned']}.",
+        "Fingerprint": f"Members are compared {kinds}. Ignored are {block['fingerprint']['ignored']}.",
+        "Concurrency": f"Claimed {waiting['claimed']}. Meanwhile 409 with `Retry-After`: {waiting['in_progress']['then']}. "
+        f"A tenant has at most {waiting['open_keys_max']} open keys.",
+        "Recovery": f"After a crash, {recovery['after_a_crash']}; {recovery['disconnect']}. Where an outcome cannot be known, "
+        f"{unknown.status} `{unknown.slug}` with a `reconciliation_id`.",
+        "Repeats": f"They get {repeat['gets']}; they are marked `{REPLAYED_HEADER}: true`. A body of more than "
+        f"{repeat['body_bytes_max'] // 1024} KiB is kept as `{repeat['larger_body']}`. What streams its answer takes no key.",
+        "Never stored": f"{never}, and what the key itself answers.",
+        "Refused before the key is claimed": f"{refused}, for what they find in the request: nothing is stored, and the mended request may "
+        "use the same key.",
+    }
+    for title, text in said.items():
+        yield from textwrap.wrap(f"- **{title}.** {text}", WIDTH, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
+
+
+def _keyed(block: Mapping[str, Any]) -> tuple[str, ...]:
+    members = ", ".join(
+        f"`{name}`" + ("" if given["compared"] == "json" else f" ({given['compared']})")
+        for name, given in block["fingerprint"]["body"].items()
+    )
+    left_out = "".join(f", without `{name}`" for name in block["recovery"]["repeat"]["left_out"])
+    return (
+        f"`{block['operation']}`",
+        "required" if block["key"]["required"] else "optional",
+        f"{block['retention']['hours']:g}",
+        members,
+        block["recovery"]["class"] + (", may stay unknown" if block["recovery"]["indeterminate"] else ""),
+        ", ".join(map(str, block["statuses"]["stored"])) + left_out,
+    )
+
+
+# --- acceptance
+
+
+def _acceptance() -> list[str]:
+    tests, excused = acceptance.by_statement(), acceptance.excused()
+    rows = [
+        (number, statement, "<br>".join(tests.get(number, [f"none: {excused.get(number, '?')}"])))
+        for number, statement in acceptance.STATEMENTS.items()
+    ]
+    return [
+        "What has to hold, each as a statement that a test can refute, and the tests that would. A test carries the numbers of its",
+        'statements in a mark, `@pytest.mark.case("S24")`.',
+        "",
+        *table(("", "statement", "tests"), rows),
+    ]
 
 
 def main() -> None:

@@ -6,7 +6,9 @@ The audit log names who ran the command, and what they gave as `--reason`.
 
 import getpass
 from collections.abc import Awaitable, Callable
+from dataclasses import asdict
 from datetime import datetime
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
@@ -33,14 +35,16 @@ def register(app: typer.Typer) -> None:
     app.command("redeliver", epilog="Example: ipn-gateway redeliver edl_0198f0c2a1b47c3e9d5f6a7b8c9d0e1f")(redeliver)
 
 
-def _actor() -> str:
+def actor() -> str:
+    """How the audit log names who runs the command."""
     try:
         return f"cli:{getpass.getuser()}"
     except (KeyError, OSError):  # a user id without a name, as in a container
         return "cli"
 
 
-def _said(reason: str | None, *, needed: bool = True) -> str | None:
+def said(reason: str | None, *, needed: bool = True) -> str | None:
+    """The reason, if it is one. Raises `BadParameter`."""
     from ipn_gateway.web.schemas import REASON_LENGTH_MAX
 
     if (needed and not (reason or "").strip()) or len(reason or "") > REASON_LENGTH_MAX:
@@ -68,12 +72,12 @@ def cancel(order_id: str, *, reason: Why, tenant: Tenant = None, as_json: AsJson
 def _on_order(act: Callable[..., Awaitable[None]], order_id: str, reason: str, tenant: str | None, *, as_json: bool) -> None:
     from ipn_gateway import views
 
-    _said(reason)
+    said(reason)
 
     async def run(_: "Settings", db: "Database") -> "objects.Order":
         owner = await console.tenant(db, tenant)
         with console.looking_for(f"order {order_id} of the tenant {owner}"):
-            await act(db, owner, order_id, actor=_actor(), reason=reason)
+            await act(db, owner, order_id, actor=actor(), reason=reason)
         async with db.autocommit("orders.show") as tx:
             return await views.order(tx, owner, order_id)
 
@@ -110,14 +114,14 @@ def resolve(
     """
     from ipn_gateway import effects, ids, resolutions, views
 
-    _said(reason)
+    said(reason)
     evidence = _evidence({"amount": amount, "currency": currency, "provider_transaction_id": provider_transaction_id})
 
     async def run(chosen: "Settings", db: "Database") -> "objects.NotificationDelivery":
         owner = await console.tenant(db, tenant)
         with console.looking_for(f"notification delivery {delivery_id} of the tenant {owner}"):
             known = ids.read(ids.NOTIFICATION_DELIVERY, delivery_id)
-            act = resolutions.Act(owner, known, decision, _actor(), reason, evidence)
+            act = resolutions.Act(owner, known, decision, actor(), reason, evidence)
             await resolutions.resolve(db, act, effects.load_effect(chosen.effect))
         async with db.autocommit("notification_deliveries.show") as tx:
             return await views.notification_delivery(tx, owner, delivery_id, raw=False)
@@ -162,7 +166,8 @@ def replay(
 ) -> None:
     """Run stored notification deliveries again, authenticated anew. Each still has one effect at most.
 
-    One, by its id, or all of a source with one outcome; that many at once need a --reason, unless it is a --dry-run.
+    One, by its id, or all of a source with one outcome, oldest first; that many at once need a --reason, unless it is a --dry-run.
+    When that is broken off, run it again: each is put back once.
     """
     if delivery_id is None:
         _replay_many(source, outcome, since, until, reason, tenant, dry_run=dry_run, as_json=as_json)
@@ -172,13 +177,13 @@ def replay(
     from ipn_gateway import ids, replays, views
     from ipn_gateway.sources import Sources
 
-    _said(reason, needed=False)
+    said(reason, needed=False)
 
     async def run(chosen: "Settings", db: "Database") -> "objects.NotificationDelivery":
         owner = await console.tenant(db, tenant)
         with console.looking_for(f"notification delivery {delivery_id} of the tenant {owner}"):
             known = ids.read(ids.NOTIFICATION_DELIVERY, delivery_id)
-            await replays.replay(db, Sources(db, console.vault(chosen)), owner, known, actor=_actor(), reason=reason)
+            await replays.replay(db, Sources(db, console.vault(chosen)), owner, known, actor=actor(), reason=reason)
         async with db.autocommit("notification_deliveries.show") as tx:
             return await views.notification_delivery(tx, owner, delivery_id, raw=False)
 
@@ -202,21 +207,30 @@ def _replay_many(  # noqa: PLR0917
 
     if source is None or outcome not in set(DeliveryOutcome):
         raise typer.BadParameter(f"give --source and one outcome of {', '.join(DeliveryOutcome)}.", param_hint="--outcome")
-    selection = replays.Selection(source, outcome, _moment(since, "--since"), _moment(until, "--until"))
-    why = _said(reason, needed=not dry_run) or ""
+    selection = replays.Selection(source, outcome, moment(since, "--since"), moment(until, "--until"))
+    why = said(reason, needed=not dry_run) or ""
 
     async def run(chosen: "Settings", db: "Database") -> "objects.Replay":
         owner = await console.tenant(db, tenant)
         accounts = Sources(db, console.vault(chosen))
-        found = await replays.replay_many(db, accounts, owner, selection, actor=_actor(), reason=why, dry_run=dry_run)
+        call = partial(replays.replay_many, db, accounts, owner, selection, actor=actor(), reason=why, dry_run=dry_run)
+        total = None if as_json else await replays.how_many(db, owner, selection)
+        found = replays.Replayed(0, 0, 0, None)
+        with console.progress("Counting" if dry_run else "Running again", total, shown=not as_json) as advance:
+            while True:
+                part = await call(cursor=found.next_cursor)
+                advance(part.count + part.refused + part.settled)
+                found += part
+                if part.next_cursor is None:
+                    break
         members: dict[str, Any] = {"source": source, "outcome": outcome, "since": selection.since, "until": selection.until}
-        counts = {"count": found.count, "refused": found.refused, "settled": found.settled, "next_since": found.next_since}
-        return objects.Replay(**members, dry_run=dry_run, **counts)
+        return objects.Replay(**members, dry_run=dry_run, **asdict(found))
 
     console.show(console.with_database(run), as_json=as_json)
 
 
-def _moment(text: str | None, option: str) -> datetime | None:
+def moment(text: str | None, option: str) -> datetime | None:
+    """The time that an option gives. Raises `BadParameter`."""
     from ipn_gateway.web.deps import rfc3339
 
     try:
@@ -232,13 +246,13 @@ def redeliver(delivery_id: str, *, reason: WhyNot = None, tenant: Tenant = None,
     """Send an event to its endpoint once more, with the same id and bytes, whatever became of its delivery."""
     from ipn_gateway import ids, redeliveries, views
 
-    _said(reason, needed=False)
+    said(reason, needed=False)
 
     async def run(_: "Settings", db: "Database") -> "objects.EventDelivery":
         owner = await console.tenant(db, tenant)
         with console.looking_for(f"event delivery {delivery_id} of the tenant {owner}"):
             known = ids.read(ids.EVENT_DELIVERY, delivery_id)
-            await redeliveries.redeliver(db, owner, known, actor=_actor(), reason=reason)
+            await redeliveries.redeliver(db, owner, known, actor=actor(), reason=reason)
         async with db.autocommit("event_deliveries.show") as tx:
             return await views.event_delivery(tx, owner, delivery_id)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address
 from typing import Final
+from urllib.parse import urlsplit
 
 from yarl import URL
 
@@ -63,6 +64,17 @@ _NAME = re.compile(rf"(?=.{{1,254}}$){_LABEL}(?:\.{_LABEL})*\.?")
 _ENDS_IN_A_NUMBER = re.compile(r"(?:.*\.)?(?:[0-9]+|0x[0-9a-f]*)\.*")
 """A host whose last label is a number is an IPv4 address in some notation, never a name."""
 
+_PORT = re.compile(r"(?:\[[^\[\]]*\]|[^:\[\]]*)(?::[0-9]*)?")
+"""A host and its port in ASCII digits: a sign, or the digits of another script, are read by some parsers only."""
+
+_INSIDE: Final = (
+    "home.arpa",  # RFC 8375
+    "internal",  # reserved for private use by ICANN, 2024
+    "local",  # RFC 6762; also a cluster's own names
+    "localdomain",  # what the hosts files of many systems call themselves
+)
+"""Domains that by rule are in no public DNS, so that such a name can only mean something in the network where we stand."""
+
 
 class AddressBlocked(GatewayError):
     """The name leads to no address that the gateway may call."""
@@ -71,7 +83,8 @@ class AddressBlocked(GatewayError):
 def is_allowed(address: str, *, allow_loopback: bool = False) -> bool:
     """Whether the gateway may connect to this numeric address; `allow_loopback` adds 127.0.0.0/8 and ::1, nothing else.
 
-    IPv4 inside IPv6 (mapped, NAT64) is judged as the IPv4 address that it leads to. Whatever is no canonical address is refused.
+    IPv4 inside IPv6 (mapped, NAT64) is judged as the IPv4 address that it leads to, which is loopback for nobody: `::ffff:127.0.0.1` is
+    refused always, since whoever means this host writes it plainly. Whatever is no canonical address is refused.
     """
     try:
         parsed = ip_address(address)
@@ -89,8 +102,7 @@ def is_allowed(address: str, *, allow_loopback: bool = False) -> bool:
 
 
 def _is_loopback(address: IPv4Address | IPv6Address) -> bool:
-    plain = (address.ipv4_mapped or address) if isinstance(address, IPv6Address) else address
-    return plain in _LOOPBACK_V4 if isinstance(plain, IPv4Address) else plain == _LOOPBACK_V6
+    return address in _LOOPBACK_V4 if isinstance(address, IPv4Address) else address == _LOOPBACK_V6
 
 
 def _is_public_v4(address: IPv4Address) -> bool:
@@ -102,17 +114,21 @@ def refusal(url: str, *, allow_loopback: bool = False, any_port: bool = False) -
 
     https only; with `allow_loopback` http too, for loopback addresses, `localhost` and `*.localhost` alone. Those take any port,
     others 443 and 1024 to 65535, or any with `any_port`. A host in numbers must be a canonical, allowed address: `127.1`,
-    `0x7f000001` and `2130706433` are neither names nor addresses.
+    `0x7f000001` and `2130706433` are neither names nor addresses. Names of the network inside, or without a dot, are none of ours.
     """
-    if any(character <= " " or character == "\x7f" for character in url):
-        return "The URL contains a space or a control character."
+    if " " in url or not url.isprintable():
+        return "The URL contains a space or a character that is not seen."
+    if "\\" in url or "#" in url:
+        return "The URL must not contain a backslash or a fragment."
     try:
-        parsed = URL(url)
+        authority, parsed = urlsplit(url).netloc, URL(url)
         host, port = (parsed.raw_host or "").lower(), parsed.port
     except ValueError:
         return "The URL cannot be read."
-    if parsed.user is not None or parsed.password is not None:
+    if "@" in authority or parsed.user is not None or parsed.password is not None:
         return "The URL must not contain a user name or password."
+    if not _PORT.fullmatch(authority):
+        return "The URL's port cannot be used."
     return _refused_host(host, allow_loopback=allow_loopback) or _refused_way(
         parsed.scheme, port, is_local=allow_loopback and _is_local(host), any_port=any_port
     )
@@ -134,17 +150,30 @@ def _refused_host(host: str, *, allow_loopback: bool) -> str | None:
         )
     if not _NAME.fullmatch(host):
         return "The URL has no valid host name."
-    if _is_local(host) and not allow_loopback:
-        return "The URL leads to this host itself."
+    if _is_local(host):
+        return None if allow_loopback else "The URL leads to this host itself."
+    name = host.rstrip(".")
+    if "." not in name or name.endswith(tuple(f".{domain}" for domain in _INSIDE)):
+        return "The URL's host name is not a public one."
     return None
 
 
-def _is_local(host: str) -> bool:
-    """Whether the host is loopback by its very name, whatever a resolver says."""
+def is_loopback(address: str) -> bool:
+    """Whether this is a numeric address of this host itself: 127.0.0.0/8 or ::1."""
     try:
-        return _is_loopback(ip_address(host))
+        return _is_loopback(ip_address(address))
     except ValueError:
-        return f".{host.rstrip('.')}".endswith(".localhost")
+        return False
+
+
+def is_localhost(name: str) -> bool:
+    """Whether the name is `localhost` or under it, which mean this host whatever a resolver says (RFC 6761, 6.3)."""
+    return f".{name.rstrip('.').lower()}".endswith(".localhost")
+
+
+def _is_local(host: str) -> bool:
+    """Whether the host is loopback by what it is called."""
+    return is_loopback(host) or is_localhost(host)
 
 
 def _refused_way(scheme: str, port: int | None, *, is_local: bool, any_port: bool) -> str | None:

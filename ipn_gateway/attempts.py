@@ -1,6 +1,10 @@
 """Attempts: what each HTTP try makes of its event delivery, and writing that down.
 
 An attempt counts only while the lease under which it was made is still ours. Attempts that end together are written together.
+
+With it goes the health of the endpoint. Failures in a row open its breaker: it rests as long as it has been failing, 1 to 60 s, so each
+rest is about twice the one before, and between two rests one event delivery tries it. A refusal by 429, 502, 503 or 504 says that it is
+too much for the endpoint, not for one event: it rests at once, as long as its `Retry-After` says, up to 60 s. A success closes it.
 """
 
 from __future__ import annotations
@@ -12,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import psycopg
 
-from ipn_gateway import endpoints, events, ids, outbox
+from ipn_gateway import endpoint_health, ordering
 from ipn_gateway.errors import GatewayError, LeaseLost
 from ipn_gateway.models import EventDeliveryStatus, Trigger
 from ipn_gateway.schedule import next_wait
@@ -22,9 +26,20 @@ if TYPE_CHECKING:
     from datetime import datetime
     from uuid import UUID
 
-    from ipn_gateway.clock import Clock
     from ipn_gateway.db import Database, Transaction
     from ipn_gateway.transport import Outcome
+
+TRYING_FROM: Final = 5
+"""After so many failures in a row the breaker of an endpoint opens."""
+
+REST_SECONDS_MIN: Final = 1
+REST_SECONDS_MAX: Final = 60
+"""The longest rest: what the breaker adds at most to the wait of an event delivery."""
+
+TOO_MUCH: Final = frozenset(
+    {HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.BAD_GATEWAY, HTTPStatus.SERVICE_UNAVAILABLE, HTTPStatus.GATEWAY_TIMEOUT}
+)
+"""What a server that is overloaded, or away behind its proxy, answers whatever it is sent."""
 
 TOGETHER_MAX: Final = 200
 """How many attempts are written in one transaction; bounds how long its row locks are held."""
@@ -32,18 +47,22 @@ TOGETHER_MAX: Final = 200
 
 @dataclass(frozen=True, slots=True)
 class After:
-    """What an attempt makes of its event delivery. `wait_seconds`, until the next attempt, is set while it stays pending."""
+    """What an attempt makes of its event delivery. `wait_seconds`, until the next attempt, is set while it stays pending.
+
+    `rest_seconds`, 0 to 60, is set where the endpoint as a whole is to rest.
+    """
 
     status: EventDeliveryStatus
     wait_seconds: float | None = None
     endpoint_gone: bool = False
+    rest_seconds: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
     """One HTTP try that was made, under the lease that `fence` names. `started_at` is database time.
 
-    Its id is made before it is written, so that a write of unknown outcome can be recognised.
+    Its id is made before it is written, so that a write of unknown outcome can be recognised. `ordered` is its endpoint.
     """
 
     id: UUID
@@ -56,16 +75,21 @@ class Attempt:
     url: str
     outcome: Outcome
     after: After
+    ordered: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Recorded:
-    """What the database says after an attempt was written. Attempts of an event delivery are numbered from 1 without gaps."""
+    """What the database says after an attempt was written. Attempts of an event delivery are numbered from 1 without gaps.
+
+    `rests_until` is of the endpoint, if the attempt changed how it stands.
+    """
 
     attempt_id: UUID
     number: int
     status: str
     next_attempt_at: datetime | None
+    rests_until: datetime | None = None
 
 
 def decide(attempt_count: int, outcome: Outcome, *, schedule: Sequence[float], chance: float) -> After:
@@ -79,7 +103,8 @@ def decide(attempt_count: int, outcome: Outcome, *, schedule: Sequence[float], c
     if outcome.status_code == HTTPStatus.GONE:
         return After(EventDeliveryStatus.PENDING, 0.0, endpoint_gone=True)
     wait = next_wait(attempt_count + 2, schedule=schedule, chance=chance, hint=outcome.retry_after_seconds)
-    return After(EventDeliveryStatus.DEAD) if wait is None else After(EventDeliveryStatus.PENDING, wait)
+    rest = min(outcome.retry_after_seconds or 0.0, REST_SECONDS_MAX) if outcome.status_code in TOO_MUCH else None
+    return After(EventDeliveryStatus.DEAD if wait is None else EventDeliveryStatus.PENDING, wait, rest_seconds=rest)
 
 
 class Recorder:
@@ -128,13 +153,15 @@ class Recorder:
 # A row is written only under its fence and while leased, so that a late writer, or a re-run after a COMMIT that did arrive, writes nothing.
 # `delivered` beats what a person did meanwhile, since it is true; it never reverts. One success among an endpoint's attempts of a batch
 # ends its failing; rows of healthy endpoints are not touched. Locks: event deliveries sorted by id, then states, as `endpoints` takes them.
+# A success closes the breaker unless its attempt began before the failing did, and so says nothing about the rest that was begun since.
+# Failures of attempts that began before a rest do not prolong it.
 _RECORD: Final = """
 WITH given AS (
     SELECT * FROM unnest(
-        %(tenant_ids)s::text[], %(ids)s::uuid[], %(fences)s::bigint[], %(statuses)s::text[], %(waits)s::float8[],
+        %(tenant_ids)s::text[], %(ids)s::uuid[], %(fences)s::bigint[], %(statuses)s::text[], %(waits)s::float8[], %(rests)s::float8[],
         %(attempt_ids)s::uuid[], %(triggers)s::text[], %(started)s::timestamptz[], %(durations)s::int[], %(addresses)s::text[],
         %(codes)s::smallint[], %(outcomes)s::text[], %(errors)s::text[], %(excerpts)s::text[]
-    ) AS given (tenant_id, id, fence, status, wait_seconds,
+    ) AS given (tenant_id, id, fence, status, wait_seconds, rest_seconds,
                 attempt_id, trigger, started_at, duration_ms, address, status_code, outcome, error, response_excerpt)
 ), won AS (
     UPDATE event_deliveries AS d
@@ -151,19 +178,36 @@ WITH given AS (
     SELECT tenant_id, attempt_id, id, number, trigger, started_at, duration_ms, address, status_code, outcome, error, response_excerpt
       FROM won
 ), health AS (
-    SELECT tenant_id, endpoint_id, bool_or(outcome = 'delivered') AS healthy, count(*) AS attempts FROM won GROUP BY tenant_id, endpoint_id
-), failing AS (
-    INSERT INTO endpoint_states AS s (tenant_id, endpoint_id, consecutive_failures, failing_since)
-    SELECT tenant_id, endpoint_id, attempts, ipn_now() FROM health WHERE NOT healthy ORDER BY tenant_id, endpoint_id
-    ON CONFLICT (tenant_id, endpoint_id) DO UPDATE
-       SET consecutive_failures = s.consecutive_failures + excluded.consecutive_failures,
-           failing_since = coalesce(s.failing_since, excluded.failing_since)
-), recovered AS (
-    UPDATE endpoint_states AS s SET consecutive_failures = 0, failing_since = NULL, open_until = NULL
+    SELECT tenant_id, endpoint_id, count(*)::int AS attempts, max(rest_seconds) AS rest_seconds,
+           max(started_at) FILTER (WHERE outcome = 'delivered') AS healthy_at
+      FROM won GROUP BY tenant_id, endpoint_id
+), changed AS (
+    INSERT INTO endpoint_states AS s (tenant_id, endpoint_id, consecutive_failures, failing_since, open_until)
+    SELECT tenant_id, endpoint_id, CASE WHEN healthy_at IS NULL THEN attempts ELSE 0 END, CASE WHEN healthy_at IS NULL THEN ipn_now() END,
+           CASE WHEN rest_seconds IS NOT NULL OR healthy_at IS NULL AND attempts >= %(trying_from)s
+                THEN ipn_now() + greatest(rest_seconds, %(rest_min)s) * interval '1 second' END
       FROM health
-     WHERE healthy AND s.tenant_id = health.tenant_id AND s.endpoint_id = health.endpoint_id AND s.consecutive_failures > 0
+     WHERE healthy_at IS NULL OR rest_seconds IS NOT NULL OR EXISTS (
+        SELECT FROM endpoint_states AS s
+         WHERE s.tenant_id = health.tenant_id AND s.endpoint_id = health.endpoint_id
+           AND (s.consecutive_failures > 0 OR s.open_until IS NOT NULL))
+     ORDER BY tenant_id, endpoint_id
+    ON CONFLICT (tenant_id, endpoint_id) DO UPDATE SET (consecutive_failures, failing_since, warned_at, open_until) = (
+        SELECT CASE WHEN h.healthy_at IS NULL THEN s.consecutive_failures + h.attempts ELSE 0 END,
+               CASE WHEN h.healthy_at IS NULL THEN coalesce(s.failing_since, ipn_now()) END,
+               CASE WHEN h.healthy_at IS NULL THEN s.warned_at END,
+               CASE WHEN h.rest_seconds IS NOT NULL THEN greatest(s.open_until, ipn_now() + greatest(own.rest, h.rest_seconds * second))
+                    WHEN s.open_until > ipn_now() AND (h.healthy_at IS NULL OR h.healthy_at >= s.failing_since IS NOT TRUE)
+                    THEN s.open_until
+                    WHEN h.healthy_at IS NULL AND (s.open_until IS NOT NULL OR s.consecutive_failures + h.attempts >= %(trying_from)s)
+                    THEN ipn_now() + own.rest END
+          FROM health AS h CROSS JOIN (SELECT interval '1 second' AS second) AS unit CROSS JOIN LATERAL (
+            SELECT least(%(rest_max)s * second, greatest(%(rest_min)s * second, ipn_now() - s.failing_since)) AS rest) AS own
+         WHERE h.tenant_id = s.tenant_id AND h.endpoint_id = s.endpoint_id)
+    RETURNING tenant_id, endpoint_id, open_until
 )
-SELECT attempt_id, number, new_status AS status, next_attempt_at FROM won
+SELECT won.attempt_id, won.number, won.new_status AS status, won.next_attempt_at, changed.open_until AS rests_until
+  FROM won LEFT JOIN changed ON changed.tenant_id = won.tenant_id AND changed.endpoint_id = won.endpoint_id
 """
 
 _WRITTEN_BEFORE: Final = """
@@ -180,34 +224,28 @@ async def record(db: Database, attempts: Sequence[Attempt]) -> dict[UUID, Record
     One whose lease was lost is not among them and has written nothing. Run again after an unknown COMMIT, it finds its own attempts.
     """
     gone = [attempt for attempt in attempts if attempt.after.endpoint_gone]
+    ordered = [attempt for attempt in attempts if attempt.ordered]
     async with db.transaction("event_deliveries.record") as tx:
-        await _lock_endpoints(tx, gone)
+        await _lock_endpoints(tx, [*gone, *ordered])
         recorded = {row.attempt_id: row for row in await tx.all(Recorded, _RECORD, _rows(attempts))}
         for attempt in {attempt.endpoint_id: attempt for attempt in gone if attempt.id in recorded}.values():
-            await disable_endpoint(tx, db.clock, attempt.tenant_id, attempt.endpoint_id, url=attempt.url, reason="gone")
+            await endpoint_health.disable(
+                tx, db.clock, attempt.tenant_id, attempt.endpoint_id, url=attempt.url, reason="gone", actor="dispatcher"
+            )
+        if over := [(attempt.tenant_id, attempt.event_delivery_id) for attempt in ordered if attempt.id in recorded]:
+            await ordering.let_go(tx, over)
         if others := [attempt for attempt in attempts if attempt.id not in recorded]:
             recorded |= {row.attempt_id: row for row in await tx.all(Recorded, _WRITTEN_BEFORE, _rows(others))}
     return recorded
 
 
-async def disable_endpoint(tx: Transaction, clock: Clock, tenant_id: str, endpoint_id: UUID, *, url: str, reason: str) -> None:
-    """Send nothing more to it until a person enables it, and tell the tenant's endpoints. Nothing happens if it is disabled already."""
-    moment = await endpoints.disable(tx, tenant_id, endpoint_id, reason)
-    if moment is None:
-        return
-    shown = ids.show(ids.ENDPOINT, endpoint_id)
-    event_id = ids.event_id(tenant_id, "endpoint.disabled", shown, events.timestamp(moment))
-    data = events.EndpointData(endpoint_id=shown, url=url, reason=reason)
-    await outbox.stage(tx, clock, tenant_id, [events.new(event_id, "endpoint.disabled", moment, data)])
-
-
 async def _lock_endpoints(tx: Transaction, attempts: Sequence[Attempt]) -> None:
-    """Endpoints before their event deliveries, as deleting one does: the other order could deadlock with it."""
+    """Endpoints before their event deliveries, as deleting and claiming do: the other order could deadlock with them."""
     if attempts:
         await tx.execute(
             """
             SELECT FROM endpoints
-              JOIN unnest(%(tenant_ids)s::text[], %(endpoint_ids)s::uuid[]) AS gone (tenant_id, id) USING (tenant_id, id)
+              JOIN unnest(%(tenant_ids)s::text[], %(endpoint_ids)s::uuid[]) AS given (tenant_id, id) USING (tenant_id, id)
              ORDER BY tenant_id, id FOR NO KEY UPDATE OF endpoints
             """,
             _rows(attempts),
@@ -224,6 +262,7 @@ def _rows(attempts: Sequence[Attempt]) -> dict[str, Any]:
         "fences": [attempt.fence for attempt in attempts],
         "statuses": [attempt.after.status.value for attempt in attempts],
         "waits": [attempt.after.wait_seconds for attempt in attempts],
+        "rests": [attempt.after.rest_seconds for attempt in attempts],
         "attempt_ids": [attempt.id for attempt in attempts],
         "triggers": [attempt.trigger for attempt in attempts],
         "started": [attempt.started_at for attempt in attempts],
@@ -234,4 +273,7 @@ def _rows(attempts: Sequence[Attempt]) -> dict[str, Any]:
         "errors": [outcome.error for outcome in outcomes],
         "excerpts": [outcome.excerpt for outcome in outcomes],
         "retry": Trigger.RETRY.value,
+        "trying_from": TRYING_FROM,
+        "rest_min": REST_SECONDS_MIN,
+        "rest_max": REST_SECONDS_MAX,
     }

@@ -46,6 +46,7 @@ class Row:
     query: str
     headers: list[list[str]]
     raw_body: bytes
+    received_at: datetime
     now: datetime
 
     def claimed(self, *, questions: int = 0) -> Claimed:
@@ -68,7 +69,7 @@ SELECT l.tenant_id, l.notification_delivery_id, l.source_id, l.fence, l.proved, 
        extract(epoch FROM ipn_now() - l.received_at)::float8 AS age_seconds,
        coalesce(l.parked_at + %(parking)s * interval '1 hour' <= ipn_now(), false) AS parking_over,
        coalesce(s.unknown_streak, 0) AS unknown_streak, coalesce(s.refuted_streak, 0) AS refuted_streak,
-       d.via, d.copy_id, d.query, d.headers, d.raw_body, ipn_now() AS now
+       d.via, d.copy_id, d.query, d.headers, d.raw_body, d.received_at, ipn_now() AS now
   FROM leased l
   JOIN notification_deliveries d ON d.tenant_id = l.tenant_id AND d.id = l.notification_delivery_id
   LEFT JOIN source_states s ON s.source_id = l.source_id

@@ -9,7 +9,18 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from ipn_gateway import __version__, act_commands, console, endpoint_commands, event_commands, logs, tail, timeline_command
+from ipn_gateway import (
+    __version__,
+    act_commands,
+    console,
+    endpoint_commands,
+    event_commands,
+    key_commands,
+    listen_command,
+    logs,
+    tail,
+    timeline_command,
+)
 from ipn_gateway.errors import GatewayError
 from ipn_gateway.options import AsJson, Cursor, Host, Limit, Tenant, group
 
@@ -37,6 +48,7 @@ for name, commands in (
     ("deliveries", deliveries),
     ("events", event_commands.events),
     ("endpoints", endpoint_commands.endpoints),
+    ("idempotency-keys", key_commands.keys),
 ):
     app.add_typer(commands, name=name)
 
@@ -239,13 +251,21 @@ def show_order(order_id: str, *, tenant: Tenant = None, as_json: AsJson = False)
     console.show(console.with_database(read), as_json=as_json)
 
 
-@deliveries.command("list", epilog="Example: ipn-gateway deliveries list --order-id INV-1001")
+@deliveries.command(
+    "list",
+    epilog="""\b
+    Examples:
+      ipn-gateway deliveries list --order-id INV-1001
+      ipn-gateway deliveries list --waiting
+    """,
+)
 def list_deliveries(
     *,
     tenant: Tenant = None,
     order_id: Annotated[str | None, typer.Option(help="The order that they named, forged ones too.")] = None,
     source: Annotated[str | None, typer.Option(help="The source that they were posted to.")] = None,
     outcome: Annotated[str | None, typer.Option(help="received, applied, duplicate, rejected, held, …")] = None,
+    waiting: Annotated[bool, typer.Option("--waiting", help="Only what a person has to resolve: held, in conflict or dead.")] = False,
     limit: Limit = 50,
     cursor: Cursor = None,
     as_json: AsJson = False,
@@ -261,7 +281,7 @@ def list_deliveries(
     async def read(_: "Settings", db: "Database") -> objects.Page[objects.NotificationDelivery]:
         owner = await console.tenant(db, tenant)
         async with db.autocommit("notification_deliveries.list") as tx:
-            return await views.notification_deliveries(tx, owner, paging.Wanted(cursor, limit), raw=False, **filters)
+            return await views.notification_deliveries(tx, owner, paging.Wanted(cursor, limit), raw=False, waiting=waiting, **filters)
 
     page = console.with_database(read)
     columns = ("id", "received_at", "source", "order_id", "asserted_status", "outcome", "reason")
@@ -285,11 +305,29 @@ def show_delivery(delivery_id: str, *, tenant: Tenant = None, as_json: AsJson = 
 app.command("tail", epilog="Example: ipn-gateway tail --only in --outcome rejected")(tail.tail)
 app.command("timeline", epilog="Example: ipn-gateway timeline INV-1001")(timeline_command.timeline)
 app.command("contract")(event_commands.contract)
+app.command(
+    "trigger",
+    epilog="""\b
+    Examples:
+      ipn-gateway trigger order.paid
+      ipn-gateway trigger order.refunded --endpoint ep_0198f0c2a1b47c3e9d5f6a7b8c9d0e1f
+    """,
+)(event_commands.trigger)
 
 act_commands.register(app)
 
 
 # --- trying things out
+
+
+app.command(
+    "listen",
+    epilog="""\b
+    Examples:
+      ipn-gateway listen --tenant acme --forward-to http://localhost:3000/webhooks
+      ipn-gateway listen --port 8200 --secret "$WEBHOOK_SECRET"
+    """,
+)(listen_command.listen)
 
 
 @app.command(

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     from ipn_gateway.db import Database
     from ipn_gateway.settings import Settings
+    from ipn_gateway.transport import Transport
     from ipn_gateway.vault import Vault
 
 T = TypeVar("T")
@@ -34,6 +35,18 @@ PUBLIC_URL: Final = "http://127.0.0.1:8000"
 TENANTS_NAMED_MAX: Final = 10
 GAP: Final = "  "
 CELL_MIN: Final = 6
+
+PARTS: Final = {
+    "payments": ("amount", "currency", "status", "paid_at", "provider_transaction_id", "payment_id"),
+    "refunds": ("amount", "currency", "status", "created_at", "reference", "refund_id"),
+    "attempts": ("number", "trigger", "started_at", "outcome", "status_code", "error"),
+    "secrets": ("id", "created_at", "expires_at"),
+    "checks": ("check", "status", "detail", "duration_ms"),
+}
+"""What an object may have several of, and the columns that tell a person about them; --json has the rest."""
+
+PIPE_WIDTH: Final = 10_000
+"""More than any line takes."""
 
 
 def this_process(*, level: str = "WARNING") -> Settings:
@@ -96,6 +109,17 @@ def vault(chosen: Settings) -> Vault:
     return vaults.load_or_make(chosen.data_dir, chosen)
 
 
+@asynccontextmanager
+async def transport(chosen: Settings) -> AsyncIterator[Transport]:
+    """The way out to endpoints, as a running `serve` has it."""
+    from ipn_gateway.db import assert_no_transaction
+    from ipn_gateway.faults import Faults
+    from ipn_gateway.transport import Transport
+
+    async with Transport(chosen, Faults(), assert_no_transaction=assert_no_transaction) as opened:
+        yield opened
+
+
 def public_url(chosen: Settings) -> str:
     """Where providers reach the service: as set, else as the last `serve` on this data directory had it, else `serve`'s own default."""
     from ipn_gateway import runtime
@@ -121,14 +145,31 @@ def print_json(data: BaseModel | Mapping[str, Any]) -> None:
 
 
 def show(found: BaseModel, *, as_json: bool) -> None:
-    """One object: as JSON, or its members that say something, one a line."""
+    """One object: as JSON, or its members that say something, one a line, and what it has several of in a table below."""
     if as_json:
         print_json(found)
         return
     members = {name: value for name, value in found.model_dump(mode="json").items() if value not in (None, [], {})}
+    several = {name: members.pop(name) for name in PARTS if isinstance(members.get(name), list)}
     width = max(map(len, members))
     for name, value in members.items():
         echo(f"{name:<{width}}  {value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)}")
+    for name, parts in several.items():
+        echo(f"\n{name}:")
+        _echo_parts(parts, [column for column in PARTS[name] if any(part[column] is not None for part in parts)])
+
+
+def _echo_parts(parts: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> None:
+    """A table in which nothing is cut off: what is too wide for the terminal goes on in the next line, in its column."""
+    from rich.console import Console
+    from rich.table import Table
+
+    drawn = Table(box=None, pad_edge=False, padding=(0, len(GAP), 0, 0), header_style="none")
+    for column in columns:
+        drawn.add_column(column, overflow="fold", no_wrap=column in {"amount", "currency", "status"})
+    for part in parts:
+        drawn.add_row(*("" if part[column] is None else str(part[column]) for column in columns))
+    Console(markup=False, emoji=False, highlight=False, width=None if sys.stdout.isatty() else PIPE_WIDTH).print(drawn)
 
 
 def say(line: str) -> None:
@@ -138,14 +179,14 @@ def say(line: str) -> None:
 
 
 @contextlib.contextmanager
-def progress(what: str, total: int | None = None) -> Iterator[Callable[[int], None]]:
+def progress(what: str, total: int | None = None, *, shown: bool = True) -> Iterator[Callable[[int], None]]:
     """A bar on standard error for work of `total` steps (None: not known), on a terminal only; give what it yields the steps done since."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
     on = Console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=on, transient=True, disable=not on.is_terminal) as bar:
+    with Progress(*columns, console=on, transient=True, disable=not (shown and sys.stderr.isatty())) as bar:
         task = bar.add_task(what, total=total)
         yield lambda steps: bar.advance(task, steps)
 

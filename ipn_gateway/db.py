@@ -158,6 +158,17 @@ class Database:
     def __repr__(self) -> str:
         return f"Database(name={self.name!r})"
 
+    @property
+    def taken(self) -> int:
+        """Connections in use now."""
+        stats = self._pool.get_stats()
+        return stats["pool_size"] - stats["pool_available"]
+
+    @property
+    def waiting(self) -> int:
+        """Callers that wait for a connection now."""
+        return self._waiters
+
     async def open(self) -> None:
         """Open the pool and look at the server. Raises `ConfigurationError` when it cannot be used safely."""
         await self._pool.open()
@@ -220,6 +231,9 @@ class Database:
             await self._shift_clock(connection, local=False)
             try:
                 yield Transaction(connection, name, self.faults)
+            except pg.ReadOnlySqlTransaction:
+                await connection.close()  # as above
+                raise
             finally:
                 if self.clock.offset and not connection.closed:
                     await connection.execute("SELECT set_config('ipn.clock_offset', '', false)")

@@ -1,14 +1,15 @@
 """What a confirmed operation means for an order: a pure function of the locked order, the ledger and the provider's answer.
 
 Rank decides, never the time of arrival: pending 0, failed 1, cancelled and expired 2, paid_on_hold 3, paid 4. Only a higher rank is
-applied; an equal or lower one is stale. Money is compared exactly. A second payment is never stale: it is booked as unapplied.
+applied; an equal or lower one is stale. Money is compared exactly. A second payment is never stale: it is booked as unapplied. Refunds
+have no rank: they are summed, up to what was paid.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from datetime import datetime  # noqa: TC003 - fields of rows
-from decimal import Decimal  # noqa: TC003
+from decimal import Decimal
 from typing import TYPE_CHECKING, Any, Final
 from uuid import UUID  # noqa: TC003
 
@@ -28,6 +29,8 @@ RANK: Final[Mapping[str, int]] = {
     OrderStatus.PARTIALLY_REFUNDED: 4,
     OrderStatus.REFUNDED: 4,
 }
+
+NOTHING_REFUNDABLE: Final = Decimal()
 
 _CLOSES: Final[Mapping[Effect, tuple[OrderStatus, str]]] = {
     Effect.FAILED: (OrderStatus.FAILED, "order.payment_failed"),
@@ -68,7 +71,7 @@ class Booked:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """The order moves: ledger row, new state, one event; with `paid`, a payment.
+    """The order moves: ledger row, new state, one event; with `paid`, a payment, and with `refunded`, a refund.
 
     A part that a person books moves no state and tells nobody (`event_type` None); more than is due is told by `overpaid` as well.
     """
@@ -78,6 +81,7 @@ class Change:
     event_type: str | None
     paid: bool
     overpaid: bool = False
+    refunded: bool = False
 
     @property
     def event_types(self) -> list[str]:
@@ -108,8 +112,13 @@ def held(reason: str) -> Nothing:
     return Nothing(DeliveryOutcome.HELD, reason, "notification.held")
 
 
-def decide(order: LockedOrder, verdict: Confirmed, source_id: str, booked: Booked | None) -> Decision:
-    """What happens to the order. `booked` is what an earlier write for the same operation left, None if there is nothing."""
+def decide(  # noqa: PLR0911 - one an effect
+    order: LockedOrder, verdict: Confirmed, source_id: str, booked: Booked | None, refundable: Decimal = NOTHING_REFUNDABLE
+) -> Decision:
+    """What happens to the order. `booked` is what an earlier write for the same operation left, None if there is nothing.
+
+    `refundable` is what the payment that a refund is of still holds, in its currency.
+    """
     if verdict.effect is Effect.UNKNOWN:
         return held("unknown_status")
     if verdict.effect is Effect.INFORMATIVE:
@@ -120,12 +129,14 @@ def decide(order: LockedOrder, verdict: Confirmed, source_id: str, booked: Booke
         return held("source_mismatch")
     if verdict.effect is Effect.PAID:
         return _payment(order, verdict)
+    if verdict.effect is Effect.REFUNDED:
+        return _refund(order, verdict, refundable)
     return _negative(order, verdict)
 
 
 def _booked_before(order: LockedOrder, verdict: Confirmed, booked: Booked) -> Decision:
     same = booked.order_id == order.order_id and (booked.amount, booked.currency) == (verdict.amount, verdict.currency)
-    if same or (booked.kind == "ledger" and verdict.effect is not Effect.PAID):
+    if same or (booked.kind == "ledger" and verdict.effect in NEGATIVE):
         return Nothing(DeliveryOutcome.DUPLICATE)
     if booked.kind == "payment":
         return held("payment_reference_reused")
@@ -140,6 +151,17 @@ def _payment(order: LockedOrder, verdict: Confirmed) -> Decision:
     if verdict.amount != order.amount or order.amount_paid:
         return held("amount")  # also what comes after a part that a person booked
     return _paid(order, verdict)
+
+
+def _refund(order: LockedOrder, verdict: Confirmed, refundable: Decimal) -> Change | Nothing:
+    """Money that went back at the provider: the sum says whether that was all of it. More than the payment holds is no refund of it."""
+    if verdict.currency != order.currency:
+        return held("currency")
+    if verdict.amount is None or not 0 < verdict.amount <= refundable:
+        return held("amount")
+    is_all = order.amount_refunded + verdict.amount == order.amount_paid
+    status = OrderStatus.REFUNDED if is_all else OrderStatus.PARTIALLY_REFUNDED
+    return Change(status, None, "order.refunded", paid=False, refunded=True)
 
 
 def _paid(order: LockedOrder, verdict: Confirmed) -> Change:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any, Final
 
@@ -28,7 +28,7 @@ from ipn_gateway.outcomes import Claimed, Ending
 from ipn_gateway.providers.base import NEGATIVE, Confirmed, Effect
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Mapping
     from uuid import UUID
 
     from ipn_gateway.clock import Clock
@@ -58,7 +58,7 @@ class Origin:
     claimed: Claimed | None = None
     asserted_effect: Effect | None = None
     parking_over: bool = False
-    alert: str | None = None
+    alerts: Mapping[DeliveryOutcome, str] = field(default_factory=dict)  # what is odd about it, if it ends as that
     manual: bool = False
 
     @property
@@ -134,16 +134,17 @@ async def _apply_once(db: Database, origin: Origin, verdict: Confirmed, effect: 
         order = await _lock_order(tx, origin.tenant_id, verdict.order_id)
         if order is None:
             return await _without_order(tx, db.clock, origin, verdict)
-        decision = decisions.decide(order, verdict, origin.source_id, None)
-        if careful or not isinstance(decision, Change):
+        refundable = await _refundable(tx, origin, verdict)
+        decision = decisions.decide(order, verdict, origin.source_id, None, refundable)
+        if careful or not isinstance(decision, Change) or decision.refunded:  # a refund may be on record as one of the merchant's own
             booked = await booked_before(tx, origin, verdict)
             if booked and booked.writer_id == origin.writer_id and origin.claimed and (own := await outcomes.recorded(tx, origin.claimed)):
                 return own
-            decision = decisions.decide(order, verdict, origin.source_id, booked)
+            decision = decisions.decide(order, verdict, origin.source_id, booked, refundable)
         ending = _ending(origin, verdict, order, decision)
         staged = []
         if not isinstance(decision, Nothing):
-            await book(tx, origin, verdict, order, decision, payment_id=ids.new(db.clock.now()))
+            await book(tx, origin, verdict, order, decision, new_id=ids.new(db.clock.now()))
             staged += order_events(verdict, order, origin.source_id, decision)
         if origin.claimed:
             await outcomes.end(tx, origin.claimed, ending)
@@ -181,7 +182,7 @@ async def _without_order(tx: Transaction, clock: Clock, origin: Origin, verdict:
 
 
 async def booked_before(tx: Transaction, origin: Origin, verdict: Confirmed) -> Booked | None:
-    """What is booked for the operation, read after the lock: its ledger row, else a payment of the same provider transaction."""
+    """What is booked for the operation, read after the lock: its ledger row, else a payment or refund that the provider calls the same."""
     return await tx.one(
         Booked,
         """(SELECT 'ledger' AS kind, order_id, amount, currency, writer_id FROM processed_notifications
@@ -190,9 +191,26 @@ async def booked_before(tx: Transaction, origin: Origin, verdict: Confirmed) -> 
            (SELECT 'payment', order_id, amount, currency, NULL FROM payments
              WHERE tenant_id = %(tenant_id)s AND provider = %(provider)s AND account_id = %(account_id)s AND %(effect)s = 'paid'
                AND provider_transaction_id = %(provider_transaction_id)s)
+           UNION ALL
+           (SELECT 'refund', order_id, amount, currency, NULL FROM refunds
+             WHERE tenant_id = %(tenant_id)s AND order_id = %(order_id)s AND %(effect)s = 'refunded'
+               AND provider_refund_id = %(operation_id)s AND status <> 'failed')
            LIMIT 1""",
         _operation(origin, verdict),
     )
+
+
+async def _refundable(tx: Transaction, origin: Origin, verdict: Confirmed) -> Decimal:
+    """What is left of the order's money in the payment that a refund is of. Under the order's lock."""
+    if verdict.effect is not Effect.REFUNDED:
+        return decisions.NOTHING_REFUNDABLE
+    found = await tx.value(
+        """SELECT amount - amount_refunded - amount_reserved FROM payments
+            WHERE tenant_id = %(tenant_id)s AND provider = %(provider)s AND account_id = %(account_id)s AND order_id = %(order_id)s
+              AND provider_transaction_id = %(provider_transaction_id)s AND currency = %(currency)s AND status = 'applied'""",
+        _operation(origin, verdict),
+    )
+    return found or decisions.NOTHING_REFUNDABLE
 
 
 def _operation(origin: Origin, verdict: Confirmed) -> dict[str, Any]:
@@ -236,7 +254,7 @@ def _ending(origin: Origin, verdict: Confirmed, order: LockedOrder, decision: de
             ending = _found(verdict, DeliveryOutcome.STALE)  # a negative whose payment is applied says nothing new
         case Nothing():
             ending = _found(verdict, decision.outcome, decision.reason)
-    alert = getattr(decision, "alert", None) or (origin.alert if ending.outcome is DeliveryOutcome.DUPLICATE else None)
+    alert = getattr(decision, "alert", None) or origin.alerts.get(ending.outcome)
     return replace(ending, alert=alert, expected_amount=order.amount, expected_currency=order.currency)
 
 
@@ -251,11 +269,21 @@ WITH ledger AS (
 ), payment AS (
     INSERT INTO payments (tenant_id, id, order_id, source_id, provider, account_id, provider_transaction_id, operation_id, status, amount,
                           currency, settled_amount, settled_currency, net_amount, paid_at)
-    SELECT %(tenant_id)s, %(payment_id)s, %(order_id)s, %(source_id)s, %(provider)s, %(account_id)s, %(provider_transaction_id)s,
+    SELECT %(tenant_id)s, %(new_id)s, %(order_id)s, %(source_id)s, %(provider)s, %(account_id)s, %(provider_transaction_id)s,
            operation_id, %(booked)s, %(amount)s, %(currency)s, %(settled_amount)s, %(settled_currency)s, %(net_amount)s, %(paid_at)s
       FROM ledger WHERE %(effect)s = 'paid'
+), refunded AS (
+    UPDATE payments SET amount_refunded = amount_refunded + %(amount_refunded)s
+      FROM ledger WHERE %(effect)s = 'refunded' AND tenant_id = %(tenant_id)s AND provider = %(provider)s AND account_id = %(account_id)s
+       AND provider_transaction_id = %(provider_transaction_id)s
+    RETURNING payments.id, ledger.operation_id
+), refund AS (
+    INSERT INTO refunds (tenant_id, id, order_id, payment_id, reference, amount, currency, status, provider_refund_id)
+    SELECT %(tenant_id)s, %(new_id)s, %(order_id)s, id, 'provider:' || operation_id, %(amount)s, %(currency)s, 'succeeded', operation_id
+      FROM refunded
 ), changed AS (
     UPDATE orders SET status = %(status)s, reason = %(reason)s, amount_paid = amount_paid + %(amount_added)s,
+                      amount_refunded = amount_refunded + %(amount_refunded)s,
                       event_count = event_count + %(events)s, updated_at = ipn_now()
       FROM ledger WHERE orders.tenant_id = %(tenant_id)s AND orders.order_id = %(order_id)s
 ), swept AS (
@@ -266,34 +294,42 @@ SELECT count(*) FROM ledger
 
 
 async def book(
-    tx: Transaction, origin: Origin, verdict: Confirmed, order: LockedOrder, decision: Change | SecondPayment, *, payment_id: UUID
+    tx: Transaction, origin: Origin, verdict: Confirmed, order: LockedOrder, decision: Change | SecondPayment, *, new_id: UUID
 ) -> None:
-    """Ledger row, payment and order in one statement. Raises `BookedBefore` when the ledger knows the operation."""
-    status, reason, added = _after(order, verdict, decision)
+    """Ledger row, payment or refund (`new_id`), and order in one statement. Raises `BookedBefore` when the ledger knows the operation."""
+    after = _after(order, verdict, decision)
     row = _operation(origin, verdict) | {
         "origin": origin.kind,
         "writer_id": origin.writer_id,
         "booked": "applied" if isinstance(decision, Change) else "unapplied",
-        "payment_id": payment_id,
+        "new_id": new_id,
         "settled_amount": verdict.settled_amount,
         "settled_currency": verdict.settled_currency,
         "net_amount": verdict.net_amount,
         "paid_at": verdict.paid_at,
-        "status": status,
-        "reason": reason,
-        "amount_added": added,
+        "status": after.status,
+        "reason": after.reason,
+        "amount_added": after.amount_paid - order.amount_paid,
+        "amount_refunded": after.amount_refunded - order.amount_refunded,
         "events": len(_event_types(decision)),
-        "settled": decisions.RANK[status] >= decisions.RANK[OrderStatus.PAID_ON_HOLD],
+        "settled": decisions.RANK[after.status] >= decisions.RANK[OrderStatus.PAID_ON_HOLD],
     }
     if await tx.value(_BOOK, row) == 0:
         raise BookedBefore
 
 
-def _after(order: LockedOrder, verdict: Confirmed, decision: Change | SecondPayment) -> tuple[str, str | None, Decimal]:
-    """The order's status and reason after the decision, and what is added to its amount_paid."""
+def _after(order: LockedOrder, verdict: Confirmed, decision: Change | SecondPayment) -> LockedOrder:
+    """The order with the status, reason and sums that it has after the decision."""
     if isinstance(decision, SecondPayment):
-        return order.status, order.reason, Decimal()
-    return str(decision.status), decision.reason, verdict.amount if decision.paid and verdict.amount else Decimal()
+        return order
+    amount = verdict.amount or Decimal()
+    return replace(
+        order,
+        status=str(decision.status),
+        reason=decision.reason,
+        amount_paid=order.amount_paid + amount * decision.paid,
+        amount_refunded=order.amount_refunded + amount * decision.refunded,
+    )
 
 
 def _event_types(decision: Change | SecondPayment) -> list[str]:
@@ -302,13 +338,13 @@ def _event_types(decision: Change | SecondPayment) -> list[str]:
 
 def order_events(verdict: Confirmed, order: LockedOrder, source_id: str, decision: Change | SecondPayment) -> list[events.NewEvent]:
     """The events of a ledger row: their cause is the ledger's key."""
-    status, reason, added = _after(order, verdict, decision)
+    after = _after(order, verdict, decision)
     cause = (source_id, verdict.operation_id, str(verdict.effect))
+    order = replace(order, amount_paid=after.amount_paid, amount_refunded=after.amount_refunded)
     staged = []
     for event_type in _event_types(decision):
-        staged.append(outbox.order_event(order, event_type, cause, status=status, reason=reason, added=added, verdict=verdict))
-        order = replace(order, status=status, amount_paid=order.amount_paid + added, event_count=order.event_count + 1)
-        added = Decimal()
+        staged.append(outbox.order_event(order, event_type, cause, status=after.status, reason=after.reason, verdict=verdict))
+        order = replace(order, status=after.status, event_count=order.event_count + 1)
     return staged
 
 

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ipn_gateway import console
+from ipn_gateway import act_commands, console
+from ipn_gateway.act_commands import WhyNot
 from ipn_gateway.options import AsJson, Cursor, Limit, Tenant, group
 
 if TYPE_CHECKING:
@@ -60,7 +61,7 @@ def add_endpoint(
             console.vault(chosen),
             owner,
             use_cases.NewEndpoint(**dict(new)),
-            secret_bytes=secrets.token_bytes(signing.SECRET_BYTES),
+            secret_bytes=secrets.token_bytes(signing.RANDOM_BYTES),
             actor=ACTOR,
         )
         return await _with_secret(db, owner, made)
@@ -136,12 +137,76 @@ def rotate_secret(
             owner,
             known,
             overlap_seconds=use_cases.OVERLAP_SECONDS_DEFAULT if overlap_seconds is None else overlap_seconds,
-            secret_bytes=secrets.token_bytes(signing.SECRET_BYTES),
+            secret_bytes=secrets.token_bytes(signing.RANDOM_BYTES),
             actor=ACTOR,
         )
         return await _with_secret(db, owner, made)
 
     console.show(_about(endpoint_id, tenant, rotate), as_json=as_json)
+
+
+@endpoints.command("test", epilog="Example: ipn-gateway endpoints test ep_0198f0c2a1b47c3e9d5f6a7b8c9d0e1f")
+def try_endpoint(endpoint_id: str, *, reason: WhyNot = None, tenant: Tenant = None, as_json: AsJson = False) -> None:
+    """Send one endpoint.test to this endpoint alone, now, and say which step failed; then the exit code is 1.
+
+    The event is signed and sent as any other one is, from this process, also to a disabled endpoint, and never tried again.
+    """
+    from ipn_gateway import endpoint_tests, ids
+
+    act_commands.said(reason, needed=False)
+
+    async def test(chosen: "Settings", db: "Database", owner: str, known: "UUID") -> "objects.EndpointTest":
+        asked = endpoint_tests.Asked(owner, known, ids.new(db.clock.now()).hex, act_commands.actor(), reason)
+        async with console.transport(chosen) as transport:
+            return await endpoint_tests.run(db, transport, console.vault(chosen), asked)
+
+    tested = _about(endpoint_id, tenant, test)
+    console.show(tested, as_json=as_json)
+    if not tested.delivered:
+        raise typer.Exit(console.FAILED)
+
+
+@endpoints.command(
+    "recover",
+    epilog="""\b
+    Examples:
+      ipn-gateway endpoints recover ep_0198f0c2a1b47c3e9d5f6a7b8c9d0e1f --since 2026-07-01T00:00:00Z --dry-run
+      ipn-gateway endpoints recover ep_0198f0c2a1b47c3e9d5f6a7b8c9d0e1f --since 2026-07-01T00:00:00Z --reason "the service is back"
+    """,
+)
+def recover_endpoint(
+    endpoint_id: str,
+    *,
+    since: Annotated[str, typer.Option(help="Events that were written from then on, such as 2026-07-01T12:00:00Z.")],
+    until: Annotated[str | None, typer.Option(help="And before then.")] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Count, and change nothing.")] = False,
+    reason: WhyNot = None,
+    tenant: Tenant = None,
+    as_json: AsJson = False,
+) -> None:
+    """Give an endpoint what it did not get of a span of time: dead event deliveries again, missing ones for the first time.
+
+    What it got, or is about to get, is left alone. They become due in the order of their events, at the endpoint's rate or 50 each second.
+    It needs a --reason, unless it is a --dry-run. When that is broken off, run it again.
+    """
+    from ipn_gateway import recoveries
+
+    why = act_commands.said(reason, needed=not dry_run) or ""
+    bounds = (act_commands.moment(since, "--since"), act_commands.moment(until, "--until"))
+
+    async def recover(_: "Settings", db: "Database", owner: str, known: "UUID") -> "objects.Recovery":
+        span = recoveries.Span(owner, known, *bounds)  # type: ignore[arg-type]  # the first one is required
+        total = None if as_json else await recoveries.how_many(db, span)
+        found = recoveries.Recovered()
+        with console.progress("Counting" if dry_run else "Recovering", total, shown=not as_json) as advance:
+            while True:
+                part = await recoveries.recover(db, span, actor=act_commands.actor(), reason=why, dry_run=dry_run, cursor=found.next_cursor)
+                advance(part.looked_at)
+                found += part
+                if found.next_cursor is None:
+                    return recoveries.shown(span, found, dry_run=dry_run)
+
+    console.show(_about(endpoint_id, tenant, recover), as_json=as_json)
 
 
 @endpoints.command("delete", epilog="Example: ipn-gateway endpoints delete ep_0198f0c2a1b47c3e9d5f6a7b8c9d0e1f")
@@ -181,4 +246,5 @@ async def _shown(db: "Database", owner: str, endpoint_id: "UUID") -> "objects.En
 async def _with_secret(db: "Database", owner: str, made: "CreatedSecret") -> "objects.EndpointWithSecret":
     from ipn_gateway import objects
 
-    return objects.EndpointWithSecret(**dict(await _shown(db, owner, made.endpoint_id)), secret=made.secret)
+    shown = await _shown(db, owner, made.endpoint_id)
+    return objects.EndpointWithSecret(**dict(shown), secret=made.secret, public_key=made.keys.public_key)

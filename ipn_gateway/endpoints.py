@@ -6,11 +6,12 @@ batches, each a transaction of its own, so that no number of them meets the limi
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from ipn_gateway import audit, ids, signing
 from ipn_gateway.errors import NotFound, StateConflict
+from ipn_gateway.operations import Downstream, Operation
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -41,37 +42,71 @@ class NewEndpoint:
     ordered: bool = False
 
 
+CREATE: Final = Operation(
+    name="POST /v1/endpoints",
+    fields={
+        "url": "json",
+        "events": "json",
+        "description": "json",
+        "max_in_flight": "json",
+        "rate_per_second": "json",
+        "ordered": "json",
+    },
+    downstream=Downstream.LOCAL,
+    secrets=("secret",),
+)
+ROTATE: Final = Operation(
+    name="POST /v1/endpoints/{endpoint_id}/rotate-secret",
+    fields={"overlap_seconds": "json"},
+    downstream=Downstream.LOCAL,
+    secrets=("secret",),
+)
+ENABLE: Final = Operation(name="POST /v1/endpoints/{endpoint_id}/enable", fields={"reason": "json"}, downstream=Downstream.IDEMPOTENT)
+
+
 @dataclass(frozen=True, slots=True)
 class CreatedSecret:
-    """A new signing secret: the only time that it is readable."""
+    """A new signing secret with its key pair: the only time that it is readable."""
 
     endpoint_id: UUID
-    secret: str = field(repr=False)
+    keys: signing.Keys
+
+    @property
+    def secret(self) -> str:
+        """What its owner is shown."""
+        return self.keys.secret
 
 
 async def create(db: Database, vault: Vault, tenant_id: str, new: NewEndpoint, *, secret_bytes: bytes, actor: str) -> CreatedSecret:
-    """Subscribe a URL; events staged from then on go to it. `secret_bytes` are 32 random ones."""
-    now = db.clock.now()
-    endpoint_id = ids.new(now)
-    secret = signing.new_secret(secret_bytes)
+    """Subscribe a URL in a transaction of its own; events staged from then on go to it. `secret_bytes` are 64 random ones."""
+    made = CreatedSecret(ids.new(db.clock.now()), signing.new_keys(secret_bytes))
     async with db.transaction("endpoints.create") as tx:
-        await tx.execute(
-            """INSERT INTO endpoints (tenant_id, id, url, events, description, max_in_flight, rate_per_second, ordered)
-               VALUES (%(tenant_id)s, %(id)s, %(url)s, %(events)s, %(description)s, %(max_in_flight)s, %(rate_per_second)s, %(ordered)s)""",
-            {
-                "tenant_id": tenant_id,
-                "id": endpoint_id,
-                "url": new.url,
-                "events": list(new.events),
-                "description": new.description,
-                "max_in_flight": new.max_in_flight,
-                "rate_per_second": new.rate_per_second,
-                "ordered": new.ordered,
-            },
-        )
-        await _insert_secret(tx, vault, tenant_id, endpoint_id, secret=secret, now=now)
-        await _note(tx, tenant_id, endpoint_id, "create", actor=actor, now=now)
-    return CreatedSecret(endpoint_id, secret)
+        await create_in(tx, vault, tenant_id, new, made, actor=actor, now=db.clock.now())
+    return made
+
+
+async def create_in(
+    tx: Transaction, vault: Vault, tenant_id: str, new: NewEndpoint, made: CreatedSecret, *, actor: str, now: datetime
+) -> None:
+    """The same as part of a transaction, with an id and a secret that were made before; done already, it changes nothing."""
+    inserted = await tx.execute(
+        """INSERT INTO endpoints (tenant_id, id, url, events, description, max_in_flight, rate_per_second, ordered)
+           VALUES (%(tenant_id)s, %(id)s, %(url)s, %(events)s, %(description)s, %(max_in_flight)s, %(rate_per_second)s, %(ordered)s)
+           ON CONFLICT ON CONSTRAINT endpoints_pkey DO NOTHING""",
+        {
+            "tenant_id": tenant_id,
+            "id": made.endpoint_id,
+            "url": new.url,
+            "events": list(new.events),
+            "description": new.description,
+            "max_in_flight": new.max_in_flight,
+            "rate_per_second": new.rate_per_second,
+            "ordered": new.ordered,
+        },
+    )
+    if inserted:
+        await _insert_secret(tx, vault, tenant_id, made, now=now)
+        await _note(tx, tenant_id, made.endpoint_id, "create", actor=actor, now=now)
 
 
 CHANGEABLE: Final = ("url", "events", "description", "max_in_flight", "rate_per_second", "ordered")
@@ -88,7 +123,16 @@ async def patch(db: Database, tenant_id: str, endpoint_id: UUID, changes: Mappin
                 f"UPDATE endpoints SET {assignments} WHERE tenant_id = %(tenant_id)s AND id = %(id)s",
                 {"tenant_id": tenant_id, "id": endpoint_id, **changes},
             )
+            if changes.get("rate_per_second") is not None:
+                await tx.execute(_PACE_ANEW, {"tenant_id": tenant_id, "id": endpoint_id, **changes})
             await _note(tx, tenant_id, endpoint_id, "patch", actor=actor, now=db.clock.now(), details={"changed": sorted(changes)})
+
+
+# A debt of the old rate is cut to one send of the new one, at least a second.
+_PACE_ANEW = """
+UPDATE endpoint_states SET paced_until = least(paced_until, ipn_now() + greatest(1, 1 / %(rate_per_second)s::float8) * interval '1 second')
+ WHERE tenant_id = %(tenant_id)s AND endpoint_id = %(id)s AND paced_until IS NOT NULL
+"""
 
 
 async def delete(db: Database, tenant_id: str, endpoint_id: UUID, *, actor: str) -> int:
@@ -171,10 +215,16 @@ async def _enable_or_prepare(db: Database, tenant_id: str, endpoint_id: UUID, ac
                 WHERE tenant_id = %(tenant_id)s AND id = %(id)s""",
             row,
         )
-        await tx.execute("DELETE FROM endpoint_states WHERE tenant_id = %(tenant_id)s AND endpoint_id = %(id)s", row)
+        await tx.execute(_FORGET_FAILURES, row)
         await _note(tx, tenant_id, endpoint_id, "enable", actor=actor, now=db.clock.now(), reason=reason)
     return True
 
+
+# What was sent within a limited rate stays paid for.
+_FORGET_FAILURES = """
+UPDATE endpoint_states SET consecutive_failures = 0, failing_since = NULL, open_until = NULL, warned_at = NULL
+ WHERE tenant_id = %(tenant_id)s AND endpoint_id = %(id)s
+"""
 
 # Due since it was made: the order in which due ones are taken is then that of age. Those that wait longest come first, and so the batches
 # do not read again what those before them have moved.
@@ -197,20 +247,26 @@ UPDATE event_deliveries d SET next_attempt_at = created_at FROM locked WHERE d.t
 async def rotate_secret(
     db: Database, vault: Vault, tenant_id: str, endpoint_id: UUID, *, overlap_seconds: float, secret_bytes: bytes, actor: str
 ) -> CreatedSecret:
-    """Give the endpoint a new signing secret; the old ones sign beside it for `overlap_seconds` (0 to 30 days), 0 drops them at once.
+    """Give the endpoint a new signing secret and key pair; the old ones sign beside them for `overlap_seconds` (0 to 30 days).
 
-    Raises `NotFound`, and `StateConflict` when too many would be active.
+    0 drops them at once. `secret_bytes` are 64 random ones. Raises `NotFound`, and `StateConflict` when too many would be active.
     """
-    now = db.clock.now()
-    secret = signing.new_secret(secret_bytes)
+    made = CreatedSecret(endpoint_id, signing.new_keys(secret_bytes))
     async with db.transaction("endpoints.rotate_secret") as tx:
-        await _lock(tx, tenant_id, endpoint_id)
-        kept = await tx.execute(_EXPIRE_SECRETS, {"tenant_id": tenant_id, "id": endpoint_id, "overlap": overlap_seconds})
-        if overlap_seconds > 0 and kept >= SECRETS_MAX:
-            raise StateConflict(f"{kept} secrets are active; wait until one expires, or rotate with overlap_seconds 0.")
-        await _insert_secret(tx, vault, tenant_id, endpoint_id, secret=secret, now=now)
-        await _note(tx, tenant_id, endpoint_id, "rotate_secret", actor=actor, now=now, details={"overlap_seconds": overlap_seconds})
-    return CreatedSecret(endpoint_id, secret)
+        await rotate_secret_in(tx, vault, tenant_id, made, overlap_seconds=overlap_seconds, actor=actor, now=db.clock.now())
+    return made
+
+
+async def rotate_secret_in(
+    tx: Transaction, vault: Vault, tenant_id: str, made: CreatedSecret, *, overlap_seconds: float, actor: str, now: datetime
+) -> None:
+    """The same as part of a transaction, with a secret that was made before."""
+    await _lock(tx, tenant_id, made.endpoint_id)
+    kept = await tx.execute(_EXPIRE_SECRETS, {"tenant_id": tenant_id, "id": made.endpoint_id, "overlap": overlap_seconds})
+    if overlap_seconds > 0 and kept >= SECRETS_MAX:
+        raise StateConflict(f"{kept} secrets are active; wait until one expires, or rotate with overlap_seconds 0.")
+    await _insert_secret(tx, vault, tenant_id, made, now=now)
+    await _note(tx, tenant_id, made.endpoint_id, "rotate_secret", actor=actor, now=now, details={"overlap_seconds": overlap_seconds})
 
 
 _EXPIRE_SECRETS = """
@@ -254,11 +310,18 @@ async def _lock(tx: Transaction, tenant_id: str, endpoint_id: UUID) -> str:
     return status
 
 
-async def _insert_secret(tx: Transaction, vault: Vault, tenant_id: str, endpoint_id: UUID, *, secret: str, now: datetime) -> None:
+async def _insert_secret(tx: Transaction, vault: Vault, tenant_id: str, made: CreatedSecret, *, now: datetime) -> None:
     await tx.execute(
-        """INSERT INTO endpoint_secrets (tenant_id, id, endpoint_id, ciphertext)
-           VALUES (%(tenant_id)s, %(id)s, %(endpoint_id)s, %(ciphertext)s)""",
-        {"tenant_id": tenant_id, "id": ids.new(now), "endpoint_id": endpoint_id, "ciphertext": vault.seal(secret.encode())},
+        """INSERT INTO endpoint_secrets (tenant_id, id, endpoint_id, ciphertext, seed_ciphertext, public_key)
+           VALUES (%(tenant_id)s, %(id)s, %(endpoint_id)s, %(ciphertext)s, %(seed_ciphertext)s, %(public_key)s)""",
+        {
+            "tenant_id": tenant_id,
+            "id": ids.new(now),
+            "endpoint_id": made.endpoint_id,
+            "ciphertext": vault.seal(made.keys.secret.encode()),
+            "seed_ciphertext": vault.seal(made.keys.private_key.encode()),
+            "public_key": made.keys.public_key,
+        },
     )
 
 

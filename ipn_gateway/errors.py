@@ -21,7 +21,9 @@ Context goes to the log, never into the message: messages hold no secret and no 
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Final
+
+MEDIA_TYPE: Final = "application/problem+json"
 
 
 class GatewayError(Exception):
@@ -31,11 +33,30 @@ class GatewayError(Exception):
     slug: ClassVar[str] = "internal-error"
     title: ClassVar[str] = "Internal error"
 
-    def __init__(self, detail: str | None = None, /, *, errors: list[dict[str, str]] | None = None, **context: Any) -> None:
-        """`detail` is for people and replaces the docstring; `errors` point at fields; `context` is logged only."""
+    def __init__(
+        self,
+        detail: str | None = None,
+        /,
+        *,
+        errors: list[dict[str, str]] | None = None,
+        members: dict[str, Any] | None = None,
+        retry_after_seconds: int | None = None,
+        **context: Any,
+    ) -> None:
+        """`detail` is for people and replaces the docstring; `errors` point at fields; `members` are added to the problem document.
+
+        `retry_after_seconds` becomes the header; `context` is logged only.
+        """
         super().__init__(detail or (type(self).__doc__ or "").strip().splitlines()[0])
         self.errors = errors or []
+        self.members = members or {}
+        self.retry_after_seconds = retry_after_seconds
         self.context = context
+
+    def document(self) -> dict[str, Any]:
+        """The problem document (RFC 9457)."""
+        made: dict[str, Any] = {"type": f"/problems/{self.slug}", "title": self.title, "status": self.status, "detail": str(self)}
+        return made | ({"errors": self.errors} if self.errors else {}) | self.members
 
 
 class Unauthorized(GatewayError):

@@ -13,6 +13,9 @@ import socket
 import ssl
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import ContextVar
+from dataclasses import dataclass, field
+from functools import partial
+from http import HTTPStatus
 from http.cookiejar import CookieJar, DefaultCookiePolicy
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
@@ -21,15 +24,19 @@ import aiohttp
 import certifi
 import httpx
 from aiohttp.abc import AbstractResolver, ResolveResult
+from aiohttp.client_proto import ResponseHandler
+from aiohttp.http import HttpProcessingError
 from httpx_aiohttp import AiohttpTransport
 
 from ipn_gateway import __version__
-from ipn_gateway.addresses import AddressBlocked, is_allowed
+from ipn_gateway.addresses import AddressBlocked, is_allowed, is_localhost, is_loopback
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from aiohttp import StreamReader
     from aiohttp.connector import Connection
+    from aiohttp.http import RawResponseMessage
 
 HEADERS: Final = MappingProxyType({"User-Agent": f"ipn-gateway/{__version__}", "Accept-Encoding": "identity"})
 CONNECT_TIMEOUT_SECONDS: Final = 5.0
@@ -39,8 +46,37 @@ LOOKUPS_MAX: Final = 512
 """How many names are looked up at once: as many as attempts run, so that names whose servers hang hold up nobody else's attempts."""
 
 
+HEAD_BYTES_MAX: Final = 64 * 1024
+"""How much is read before the head of an answer has ended, interim answers (1xx, RFC 9110, 15.2) and all."""
+
+
+@dataclass(slots=True)
+class Seen:
+    """What there was to see on the way to an answer. Times are the loop's, in seconds; None where it did not come to that.
+
+    `addresses` are those that may be called; `refused` is how many the name leads to when it is refused for one of them.
+    """
+
+    began_at: float = 0.0
+    addresses: list[str] = field(default_factory=list)
+    refused: int = 0
+    resolved_at: float | None = None
+    connected_at: float | None = None
+    tls_version: str | None = None
+    certificate_ends: str | None = None
+    ended_at: float = 0.0
+
+
+noted: ContextVar[Seen | None] = ContextVar("noted", default=None)
+"""Where it is noted, if somebody wants to know."""
+
+
 class Broken(aiohttp.ClientConnectionError):
     """The connection broke after it was made; the request may have been received."""
+
+
+class Garbled(aiohttp.ClientError):
+    """What follows the head of an answer is not what the head says."""
 
 
 class SystemResolver(AbstractResolver):
@@ -79,24 +115,35 @@ class SystemResolver(AbstractResolver):
 
 
 class Guard(AbstractResolver):
-    """Passes on only addresses that the policy allows. The connector connects to what comes out of here: vetted is connected."""
+    """Passes a name's addresses on if the policy allows them all: one that does not belong there means a name that is not to be trusted.
+
+    The connector connects to what comes out of here: vetted is connected.
+    """
 
     def __init__(self, resolver: AbstractResolver, *, allow_loopback: bool) -> None:
         self._resolver = resolver
         self._allow_loopback = allow_loopback
 
     async def resolve(self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_UNSPEC) -> list[ResolveResult]:
-        """The allowed addresses of a name. Raises AddressBlocked, which is no OSError, when it has others only."""
+        """The addresses of a name. Raises AddressBlocked, which is no OSError, if one of them may not be called."""
         try:
             found = await self._resolver.resolve(host, port, family)
         except UnicodeError as error:  # getaddrinfo's word for a name that cannot be encoded
             raise socket.gaierror(socket.EAI_NONAME, "not a name") from error
-        allowed = [result for result in found if is_allowed(result["host"], allow_loopback=self._allow_loopback)]
+        addresses = list(dict.fromkeys(result["host"] for result in found))
+        allowed = all(self._is_allowed(host, address) for address in addresses)
+        if seen := noted.get():
+            seen.addresses, seen.refused = (addresses, 0) if allowed else ([], len(addresses))
+            seen.resolved_at = asyncio.get_running_loop().time()
         if not found:
             raise socket.gaierror(socket.EAI_NONAME, "no address")
         if not allowed:
             raise AddressBlocked(host=host)
-        return allowed
+        return found
+
+    def _is_allowed(self, host: str, address: str) -> bool:
+        """`localhost` may be called in cleartext, so it must not lead anywhere else, whatever a resolver says."""
+        return is_allowed(address, allow_loopback=self._allow_loopback) and (is_loopback(address) or not is_localhost(host))
 
     async def close(self) -> None:
         """The resolver behind is its owner's to close."""
@@ -109,9 +156,70 @@ peer_addresses: ContextVar[list[str]] = ContextVar("peer")
 class _Response(aiohttp.ClientResponse):
     async def start(self, connection: Connection) -> aiohttp.ClientResponse:
         peer = connection.transport.get_extra_info("peername") if connection.transport else None
-        if peer and (noted := peer_addresses.get(None)) is not None:
-            noted.append(peer[0])
+        if peer and (peers := peer_addresses.get(None)) is not None:
+            peers.append(peer[0])
+        if connection.transport and (seen := noted.get()):
+            seen.connected_at = asyncio.get_running_loop().time()
+            if tls := connection.transport.get_extra_info("ssl_object"):
+                seen.tls_version = tls.version()
+                seen.certificate_ends = (tls.getpeercert() or {}).get("notAfter")
         return await super().start(connection)
+
+
+_END_OF_HEAD: Final = b"\r\n\r\n"
+
+
+class _Protocol(ResponseHandler):
+    """One connection, which takes one answer for each request. Who says more, or never comes to the point, is hung up on.
+
+    aiohttp itself would read interim answers without end. And what came unasked, however long before, it would take for the answer to the
+    next request: an event that is refused would count as delivered.
+    """
+
+    _is_due = False
+    _head_bytes = 0
+
+    def set_response_params(self, **given: Any) -> None:
+        """A request is about to be sent."""
+        self._is_due, self._head_bytes = True, 0
+        super().set_response_params(**given)
+
+    def data_received(self, data: bytes) -> None:
+        """Head by head, so that an answer is known before what follows it breaks, such as a body where there must be none."""
+        begun = 0
+        while begun < len(data) and self.exception() is None:
+            found = data.find(_END_OF_HEAD, begun) if self._is_due else -1
+            ended = len(data) if found < 0 else found + len(_END_OF_HEAD)
+            super().data_received(data[begun:ended])
+            self._head_bytes += ended - begun
+            if self._is_due and self._head_bytes > HEAD_BYTES_MAX:
+                self._hang_up("no end of the head")
+            begun = ended
+        if self.exception() is not None and self._payload is not None and not self._payload.is_eof():
+            self._payload.set_exception(Garbled())  # or its reader would wait for a rest that never comes
+
+    def feed_data(self, data: tuple[RawResponseMessage, StreamReader], size: int = 0) -> None:
+        """The head of an answer was read."""
+        if not self._is_due:
+            self._hang_up("more answers than requests")
+            return
+        status = data[0].code
+        self._is_due = status // 100 == 1 and status != HTTPStatus.SWITCHING_PROTOCOLS
+        super().feed_data(data, size)
+
+    def _hang_up(self, why: str) -> None:
+        self.set_exception(HttpProcessingError(message=why))
+        if self.transport is not None:
+            self.transport.close()
+
+
+class _Connector(aiohttp.TCPConnector):
+    """Any number of connections, since slots limit what is in flight; no name is remembered."""
+
+    def __init__(self, tls: ssl.SSLContext, guard: Guard) -> None:
+        super().__init__(resolver=guard, use_dns_cache=False, ssl=tls, limit=0)
+        protocol: type[ResponseHandler] = _Protocol
+        self._factory = partial(protocol, loop=self._loop)
 
 
 async def _never_repeat(request: aiohttp.ClientRequest, handler: aiohttp.ClientHandlerType) -> aiohttp.ClientResponse:
@@ -125,9 +233,9 @@ async def _never_repeat(request: aiohttp.ClientRequest, handler: aiohttp.ClientH
 
 
 def delivery_session(tls: ssl.SSLContext, guard: Guard) -> aiohttp.ClientSession:  # noqa: TID251 - its home
-    """A client for endpoints: any number of connections, since slots limit what is in flight."""
+    """A client for endpoints."""
     return aiohttp.ClientSession(  # noqa: TID251 - its home
-        connector=aiohttp.TCPConnector(resolver=guard, use_dns_cache=False, ssl=tls, limit=0),
+        connector=_Connector(tls, guard),
         cookie_jar=aiohttp.DummyCookieJar(),
         headers=HEADERS,
         auto_decompress=False,

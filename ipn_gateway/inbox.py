@@ -7,7 +7,7 @@ delivery at a time, at most once a second; its first clear answer makes all that
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final, assert_never
 
 import psycopg
@@ -227,7 +227,15 @@ async def _follow(worker: Worker, row: Row, source: SourceAccount, assertion: As
             assert_never(verdict)
 
 
+_DRIFTED: Final = "posted fields differ from the ledger, the provider's answer does not"
+_UNDATED: Final = "the provider gave no time that can be read, so that of receipt stands for it"
+
+
 async def _apply(worker: Worker, row: Row, source: SourceAccount, assertion: Assertion, verdict: Confirmed, *, drifted: bool) -> None:
+    alerts = {DeliveryOutcome.DUPLICATE: _DRIFTED} if drifted else {}
+    if verdict.effect is Effect.PAID and verdict.paid_at is None:
+        verdict = replace(verdict, paid_at=row.received_at)
+        alerts[DeliveryOutcome.APPLIED] = _UNDATED
     claimed = row.claimed(questions=1)
     origin = Origin(
         row.tenant_id,
@@ -237,7 +245,7 @@ async def _apply(worker: Worker, row: Row, source: SourceAccount, assertion: Ass
         claimed,
         assertion.effect,
         row.parking_over,
-        "posted fields differ from the ledger, the provider's answer does not" if drifted else None,
+        alerts,
     )
     await effects.apply(worker.db, origin, verdict, worker.effect)
     worker.applied()
@@ -290,7 +298,7 @@ async def _ask_again_or_bury(worker: Worker, row: Row, reason: str, verdict: Unk
 
 def _asserted(assertion: Assertion, outcome: DeliveryOutcome, reason: str | None = None, answer: Any = None) -> Ending:
     """An end that rests on what was said, for what the provider did not confirm."""
-    known = assertion.effect in NEGATIVE or assertion.effect is Effect.PAID
+    known = assertion.effect not in {Effect.UNKNOWN, Effect.INFORMATIVE}
     return Ending(
         outcome,
         reason,

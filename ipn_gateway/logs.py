@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import MutableMapping
 
 _SECRETS = re.compile(r"(?i)(store_passwd|password|passwd|secret|authorization|api_key)(=|%3D|\"?: ?\"?)[^&\s\"',)]+")
-_KEYS = re.compile(r"\b(?:whsec_[A-Za-z0-9+/=_-]+|ipn_[A-Za-z0-9_-]{40,})")
+_KEYS = re.compile(r"\b(?:wh(?:sec|sk)_[A-Za-z0-9+/=_-]+|ipn_[A-Za-z0-9_-]{40,})")
 
 counters: Counter[str] = Counter()
 """Counts since the start of this process, by dotted name; read by tests and by the metrics page."""

@@ -272,6 +272,7 @@ class Inbox(SQLModel, table=True):
         Index("inbox_leased_idx", "source_id", "lease_expires_at", postgresql_where=text("lease_expires_at IS NOT NULL")),
         Index("inbox_order_idx", "tenant_id", "order_id"),
         Index("inbox_parked_idx", "parked_at", postgresql_where=text("state = 'parked'")),
+        Index("inbox_waiting_idx", "tenant_id", "notification_delivery_id", "state", postgresql_where=text("due_at IS NULL")),
     )
 
     tenant_id: str = _text()
@@ -360,6 +361,8 @@ class Order(SQLModel, table=True):
         default=None, sa_type=JSONB, sa_column_kwargs={"name": "metadata", "server_default": text("'{}'::jsonb")}
     )
     event_count: int = Field(default=0, nullable=False, sa_column_kwargs={"server_default": text("0")})
+    checkout_url: str | None = _text(nullable=True)  # the provider's page of the last session
+    checkout_expires_at: datetime | None = _time(nullable=True)
     writer_id: UUID = Field(default=None, nullable=False, sa_column_kwargs={"server_default": text("gen_random_uuid()")})  # the call
     created_at: datetime = _time(now=True)
     updated_at: datetime = _time(now=True)
@@ -449,6 +452,8 @@ class Refund(SQLModel, table=True):
     polled: int = _count()
     lease_expires_at: datetime | None = _time(nullable=True)
     fence: int = _count(big=True)
+    writer_id: UUID | None = None  # the idempotency key whose call made it
+    failure: str | None = _text(nullable=True)  # a short code: why no money went back
     created_at: datetime = _time(now=True)
     updated_at: datetime = _time(now=True)
 
@@ -461,6 +466,7 @@ class Event(SQLModel, table=True):
         PrimaryKeyConstraint("tenant_id", "id"),
         UniqueConstraint("tenant_id", "order_id", "sequence", name="events_sequence_key"),
         Index("events_pull_idx", "tenant_id", "transaction_id", "id"),
+        Index("events_created_idx", "tenant_id", "created_at", "id"),
         CheckConstraint("(type LIKE 'order.%') = (sequence IS NOT NULL)", name="events_sequence_check"),
     )
 
@@ -515,7 +521,9 @@ class EndpointSecret(SQLModel, table=True):
     tenant_id: str = _text()
     id: UUID
     endpoint_id: UUID
-    ciphertext: bytes = _bytes()
+    ciphertext: bytes = _bytes()  # the shared secret of v1
+    seed_ciphertext: bytes | None = _bytes(nullable=True)  # the private key of v1a; none where the secret is older than v1a is
+    public_key: str | None = _text(nullable=True)  # that belongs to it, in its published form
     created_at: datetime = _time(now=True)
     expires_at: datetime | None = _time(nullable=True)
 
@@ -530,7 +538,9 @@ class EndpointState(SQLModel, table=True):
     endpoint_id: UUID
     consecutive_failures: int = Field(default=0, nullable=False, sa_column_kwargs={"server_default": text("0")})
     failing_since: datetime | None = _time(nullable=True)
-    open_until: datetime | None = _time(nullable=True)
+    open_until: datetime | None = _time(nullable=True)  # the breaker: nothing is sent before
+    paced_until: datetime | None = _time(nullable=True)  # of a limited rate: when the last permitted send is paid for
+    warned_at: datetime | None = _time(nullable=True)  # when its owner was warned that it will be disabled
 
 
 class EventDelivery(SQLModel, table=True):
@@ -546,6 +556,14 @@ class EventDelivery(SQLModel, table=True):
         Index(
             "event_deliveries_due_idx", "tenant_id", "endpoint_id", "next_attempt_at", postgresql_where=text("next_attempt_at IS NOT NULL")
         ),
+        Index(
+            "event_deliveries_sequence_idx",
+            "tenant_id",
+            "endpoint_id",
+            "order_id",
+            "sequence",
+            postgresql_where=text("status = 'pending' AND sequence IS NOT NULL"),
+        ),
         Index("event_deliveries_order_idx", "tenant_id", "order_id"),
         Index("event_deliveries_status_idx", "tenant_id", "status", "id"),
     )
@@ -556,6 +574,7 @@ class EventDelivery(SQLModel, table=True):
     endpoint_id: UUID
     event_type: str = _text()
     order_id: str | None = _text(nullable=True)
+    sequence: int | None = None  # of its event, in the order
     status: str = _text(default="pending")
     attempt_count: int = Field(default=0, nullable=False, sa_column_kwargs={"server_default": text("0")})
     next_trigger: str = _text(default="initial")
@@ -605,8 +624,11 @@ class IdempotencyKey(SQLModel, table=True):
         _one_of("state", ("in_progress", "completed", "indeterminate"), "idempotency_keys_state_check"),
         CheckConstraint("(state = 'in_progress') = (lease_expires_at IS NOT NULL)", name="idempotency_keys_lease_check"),
         CheckConstraint("(state = 'completed') = (response_status IS NOT NULL)", name="idempotency_keys_response_check"),
+        CheckConstraint("(state = 'indeterminate') = (indeterminate_at IS NOT NULL)", name="idempotency_keys_indeterminate_check"),
         Index("idempotency_keys_expiry_idx", "expires_at", postgresql_where=text("state = 'completed'")),
         Index("idempotency_keys_open_idx", "tenant_id", "state", postgresql_where=text("state <> 'completed'")),
+        Index("idempotency_keys_lease_idx", "lease_expires_at", postgresql_where=text("state = 'in_progress'")),
+        Index("idempotency_keys_key_idx", "tenant_id", "key"),
     )
 
     tenant_id: str = _text()
@@ -626,6 +648,7 @@ class IdempotencyKey(SQLModel, table=True):
     response_body: bytes | None = _bytes(nullable=True)
     created_at: datetime = _time(now=True)
     expires_at: datetime = _time()
+    indeterminate_at: datetime | None = _time(nullable=True)
 
 
 class AuditEntry(SQLModel, table=True):

@@ -74,9 +74,21 @@ class Refund(Shape):
     currency: Currency
     status: Literal["pending", "processing", "succeeded", "failed", "indeterminate"]
     provider_refund_id: str | None
-    reason: str | None
+    reason: str | None = Field(description="the merchant's, for giving the money back")
+    failure: str | None = Field(description="why no money went back: the provider's reason as a short code, or `not_applied`")
     created_at: Time
     updated_at: Time
+
+
+class AcceptedRefund(Shape):
+    """A refund that the provider has accepted. This never changes; how far the refund is, is in its order."""
+
+    refund_id: str
+    reference: str
+    order_id: str
+    payment_id: str
+    amount: Amount
+    currency: Currency
 
 
 class Order(Shape):
@@ -97,6 +109,23 @@ class Order(Shape):
     refunds: list[Refund]
     created_at: Time
     updated_at: Time
+
+
+class IdempotencyKey(Shape):
+    """One client intent: what became of it, without executing anything. The stored answer itself is given to a repeat only."""
+
+    id: str
+    operation: str
+    key: str
+    state: Literal["in_progress", "completed", "indeterminate"]
+    recovery_point: str = Field(description="where it stands, or stood last")
+    reconciliation_id: str | None = Field(description="of an unknown outcome: the id to resolve it by")
+    take_overs: int = Field(ge=0, description="how often another worker took it over from one that died")
+    response_status: int | None
+    lease_expires_at: Time | None
+    indeterminate_at: Time | None
+    created_at: Time
+    expires_at: Time = Field(description="until then at least a completed one is kept")
 
 
 class NotificationDelivery(Shape):
@@ -139,13 +168,16 @@ class Replay(Shape):
     count: int = Field(description="deliveries that are run again; of a dry run: that would be")
     refused: int = Field(description="deliveries that are refused again, and stay as they are")
     settled: int = Field(description="deliveries that had their effect, and stay as they are")
-    next_since: Time | None = Field(description="null unless there are more than one call looks at: repeat it with this as `since`")
+    next_cursor: str | None = Field(description="null unless there may be more than the 2,000 that one call looks at: repeat it with this")
 
 
 class EndpointSecret(Shape):
-    """A signing secret that is active; itself it is shown only once, when it is made."""
+    """A signing secret that is active, with its key pair. The secret itself is shown only once, when it is made."""
 
     id: str
+    public_key: str | None = Field(
+        examples=["whpk_…"], description="verifies the signatures v1a; null where the secret was made before there were any"
+    )
     created_at: Time
     expires_at: Time | None
 
@@ -162,6 +194,7 @@ class Endpoint(Shape):
     max_in_flight: int
     rate_per_second: float | None
     ordered: bool
+    failing_since: Time | None = Field(description="since then every attempt has failed; after 5 days of that it is disabled")
     secrets: list[EndpointSecret]
     created_at: Time
 
@@ -170,6 +203,7 @@ class EndpointWithSecret(Endpoint):
     """The answer to create and rotate: the only time that the secret is shown."""
 
     secret: str = Field(examples=["whsec_…"])
+    public_key: str = Field(examples=["whpk_…"], description="of the key pair that was made with it")
 
 
 class Event(Shape):
@@ -198,6 +232,44 @@ class Attempt(Shape):
     response_excerpt: str | None
 
 
+class Check(Shape):
+    """What one step of a test says. `skipped` does not belong to this URL, `not_reached` comes after the one that failed."""
+
+    check: Literal["url", "dns", "connect", "tls", "response"]
+    status: Literal["passed", "failed", "skipped", "not_reached"]
+    detail: str = Field(description="for people")
+    duration_ms: int | None = Field(description="TLS is part of connecting")
+
+
+class EndpointTest(Shape):
+    """What a test of an endpoint came to. It is not tried again: one that fails has a cancelled event delivery."""
+
+    endpoint_id: str
+    event_id: str
+    event_delivery_id: str
+    delivered: bool
+    failed_check: Literal["url", "dns", "connect", "tls", "response"] | None
+    checks: list[Check]
+    attempt: Attempt
+
+
+class Recovery(Shape):
+    """What a recovery came to. A dry run counts and changes nothing."""
+
+    endpoint_id: str
+    since: Time
+    until: Time | None
+    dry_run: bool
+    matched: int = Field(description="events that fit the endpoint's filter")
+    recovered: int = Field(description="event deliveries that become due; of a dry run: that would")
+    dead: int = Field(description="of the recovered: had been given up")
+    missing: int = Field(description="of the recovered: there was none for the event")
+    skipped: int = Field(description="delivered or pending, and left alone")
+    next_cursor: str | None = Field(
+        description="null unless there may be more than the 2,000 events that one call looks at: repeat it with this"
+    )
+
+
 class EventDelivery(Shape):
     """The obligation to bring one event to one endpoint. `next_attempt_at` is null while the endpoint is disabled."""
 
@@ -222,3 +294,10 @@ class TimelineItem(Shape):
     kind: Literal["order", "act", "delivery", "verdict", "effect", "payment", "refund", "event", "event_delivery", "attempt", "sweep"]
     id: str = Field(description="the public id of the object; of an effect source/operation/effect, of an order and a sweep the order_id")
     summary: str = Field(description="a sentence")
+
+
+class Checkout(Shape):
+    """The provider's payment page of an order."""
+
+    redirect_url: str = Field(repr=False, description="where to send the customer's browser; whoever has it can pay")
+    expires_at: Time = Field(description="until then the same page is given again, then a new one is opened")

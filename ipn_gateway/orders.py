@@ -14,6 +14,7 @@ from ipn_gateway import audit, ids, logs, outbox
 from ipn_gateway.decisions import LockedOrder
 from ipn_gateway.errors import NotFound, OrderExists, StateConflict
 from ipn_gateway.models import UNPAID, OrderStatus
+from ipn_gateway.operations import Downstream, Operation
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -23,6 +24,27 @@ if TYPE_CHECKING:
 
     from ipn_gateway.clock import Clock
     from ipn_gateway.db import Database, Transaction
+
+
+CREATE: Final = Operation(
+    name="POST /v1/orders",
+    fields={
+        "order_id": "json",
+        "amount": "decimal",
+        "currency": "json",
+        "source": "json",
+        "return_url": "json",
+        "expires_at": "time",
+        "metadata": "json",
+    },
+    downstream=Downstream.LOCAL,
+    key_required=True,
+    money=True,
+)
+RELEASE: Final = Operation(
+    name="POST /v1/orders/{order_id}/release", fields={"reason": "json"}, downstream=Downstream.LOCAL, key_required=True, money=True
+)
+CANCEL: Final = Operation(name="POST /v1/orders/{order_id}/cancel", fields={"reason": "json"}, downstream=Downstream.LOCAL, money=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,18 +81,23 @@ async def lock_slot(tx: Transaction, tenant_id: str, order_id: str) -> None:
 
 
 async def create(db: Database, tenant_id: str, new: NewOrder, *, sweep_schedule: Sequence[float]) -> int:
-    """Register an order; how many parked deliveries became due. `sweep_schedule` is in seconds from now.
-
-    Raises `OrderExists` when the tenant has an order of this id.
-    """
+    """Register an order in a transaction of its own; how many parked deliveries became due. Raises `OrderExists`."""
     return await db.rerun(_create_once, db, tenant_id, new, ids.new(db.clock.now()), sweep_schedule)
 
 
 async def _create_once(db: Database, tenant_id: str, new: NewOrder, writer_id: UUID, sweep_schedule: Sequence[float]) -> int:
     async with db.transaction("orders.create") as tx:
-        await lock_slot(tx, tenant_id, new.order_id)
-        await insert(tx, tenant_id, new, writer_id, first_sweep=sweep_schedule[0] if sweep_schedule else None)
-        adopted = await adopt_parked(tx, tenant_id, new.order_id)
+        return await create_in(tx, tenant_id, new, writer_id, sweep_schedule=sweep_schedule)
+
+
+async def create_in(tx: Transaction, tenant_id: str, new: NewOrder, writer_id: UUID, *, sweep_schedule: Sequence[float]) -> int:
+    """Register an order; how many parked deliveries became due. `sweep_schedule` is in seconds from now.
+
+    Raises `OrderExists` when the tenant has an order of this id that another `writer_id` made.
+    """
+    await lock_slot(tx, tenant_id, new.order_id)
+    await insert(tx, tenant_id, new, writer_id, first_sweep=sweep_schedule[0] if sweep_schedule else None)
+    adopted = await adopt_parked(tx, tenant_id, new.order_id)
     logs.get("orders").info("order.created", order_id=new.order_id, source=new.source, adopted=adopted)
     return adopted
 
@@ -131,17 +158,22 @@ async def release(db: Database, tenant_id: str, order_id: str, *, actor: str, re
 
     Raises `NotFound`, and `StateConflict` for an order that is not on hold.
     """
-    await db.rerun(_release_once, db, tenant_id, order_id, actor, reason)
+
+    async def once() -> None:
+        async with db.transaction("orders.release") as tx:
+            await release_in(tx, db.clock, tenant_id, order_id, actor=actor, reason=reason)
+
+    await db.rerun(once)
 
 
-async def _release_once(db: Database, tenant_id: str, order_id: str, actor: str, reason: str) -> None:
-    async with db.transaction("orders.release") as tx:
-        order = await _found(tx, tenant_id, order_id)
-        if order.status in _ONCE_PAID and await audit.known(tx, tenant_id, action="order.release", target=order_id):
-            return
-        if order.status != OrderStatus.PAID_ON_HOLD:
-            raise StateConflict("Only an order in status paid_on_hold can be released.")
-        await _act(tx, db.clock, order, "order.release", actor=actor, reason=reason, status=OrderStatus.PAID, order_reason=None)
+async def release_in(tx: Transaction, clock: Clock, tenant_id: str, order_id: str, *, actor: str, reason: str) -> None:
+    """The same as part of a transaction."""
+    order = await _found(tx, tenant_id, order_id)
+    if order.status in _ONCE_PAID and await audit.known(tx, tenant_id, action="order.release", target=order_id):
+        return
+    if order.status != OrderStatus.PAID_ON_HOLD:
+        raise StateConflict("Only an order in status paid_on_hold can be released.")
+    await _act(tx, clock, order, "order.release", actor=actor, reason=reason, status=OrderStatus.PAID, order_reason=None)
 
 
 async def cancel(db: Database, tenant_id: str, order_id: str, *, actor: str, reason: str) -> None:
@@ -150,17 +182,22 @@ async def cancel(db: Database, tenant_id: str, order_id: str, *, actor: str, rea
     What the provider cancelled or let expire stays payable until then. Cancelling it again changes nothing. Raises `NotFound`, and
     `StateConflict` for an order that is paid.
     """
-    await db.rerun(_cancel_once, db, tenant_id, order_id, actor, reason)
+
+    async def once() -> None:
+        async with db.transaction("orders.cancel") as tx:
+            await cancel_in(tx, db.clock, tenant_id, order_id, actor=actor, reason=reason)
+
+    await db.rerun(once)
 
 
-async def _cancel_once(db: Database, tenant_id: str, order_id: str, actor: str, reason: str) -> None:
-    async with db.transaction("orders.cancel") as tx:
-        order = await _found(tx, tenant_id, order_id)
-        if (order.status, order.reason) == (OrderStatus.CANCELLED, "merchant"):
-            return
-        if order.status not in UNPAID:
-            raise StateConflict("Only an order that is not paid can be cancelled; refund this one instead.")
-        await _act(tx, db.clock, order, "order.cancel", actor=actor, reason=reason, status=OrderStatus.CANCELLED, order_reason="merchant")
+async def cancel_in(tx: Transaction, clock: Clock, tenant_id: str, order_id: str, *, actor: str, reason: str) -> None:
+    """The same as part of a transaction."""
+    order = await _found(tx, tenant_id, order_id)
+    if (order.status, order.reason) == (OrderStatus.CANCELLED, "merchant"):
+        return
+    if order.status not in UNPAID:
+        raise StateConflict("Only an order that is not paid can be cancelled; refund this one instead.")
+    await _act(tx, clock, order, "order.cancel", actor=actor, reason=reason, status=OrderStatus.CANCELLED, order_reason="merchant")
 
 
 async def _found(tx: Transaction, tenant_id: str, order_id: str) -> LockedOrder:

@@ -6,15 +6,22 @@ What is delivered stays delivered, also when the new attempt fails. What is dead
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 from uuid import UUID  # noqa: TC003 - field of a row
 
 from ipn_gateway import audit, ids, logs
 from ipn_gateway.errors import NotFound, StateConflict
 from ipn_gateway.models import EventDeliveryStatus
+from ipn_gateway.operations import Downstream, Operation
 
 if TYPE_CHECKING:
+    from ipn_gateway.clock import Clock
     from ipn_gateway.db import Database, Transaction
+
+
+REDELIVER: Final = Operation(
+    name="POST /v1/event-deliveries/{delivery_id}/redeliver", fields={"reason": "json"}, downstream=Downstream.LOCAL
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,28 +39,26 @@ async def redeliver(db: Database, tenant_id: str, delivery_id: UUID, *, actor: s
 
     Raises `NotFound`, and `StateConflict` when the event delivery is cancelled, or its endpoint disabled or deleted.
     """
-    await db.rerun(_redeliver_once, db, tenant_id, delivery_id, actor, reason)
+
+    async def once() -> None:
+        async with db.transaction("event_deliveries.redeliver") as tx:
+            await redeliver_in(tx, db.clock, tenant_id, delivery_id, actor=actor, reason=reason)
+
+    await db.rerun(once)
 
 
-async def _redeliver_once(db: Database, tenant_id: str, delivery_id: UUID, actor: str, reason: str | None) -> None:
-    async with db.transaction("event_deliveries.redeliver") as tx:
-        delivery = await _lock(tx, tenant_id, delivery_id)
-        if delivery.status == EventDeliveryStatus.CANCELLED:
-            raise StateConflict("This event delivery was cancelled with its endpoint; it is never sent again.")
-        if delivery.in_flight or not await _make_due(tx, tenant_id, delivery_id):
-            return
-        shown = ids.show(ids.EVENT_DELIVERY, delivery_id)
-        details = {"event_id": delivery.event_id, "status": delivery.status}
-        await audit.record(
-            tx,
-            tenant_id,
-            actor=actor,
-            action="event_delivery.redeliver",
-            target=shown,
-            now=db.clock.now(),
-            reason=reason,
-            details=details,
-        )
+async def redeliver_in(tx: Transaction, clock: Clock, tenant_id: str, delivery_id: UUID, *, actor: str, reason: str | None) -> None:
+    """The same as part of a transaction."""
+    delivery = await _lock(tx, tenant_id, delivery_id)
+    if delivery.status == EventDeliveryStatus.CANCELLED:
+        raise StateConflict("This event delivery was cancelled with its endpoint; it is never sent again.")
+    if delivery.in_flight or not await _make_due(tx, tenant_id, delivery_id):
+        return
+    shown = ids.show(ids.EVENT_DELIVERY, delivery_id)
+    details = {"event_id": delivery.event_id, "status": delivery.status}
+    await audit.record(
+        tx, tenant_id, actor=actor, action="event_delivery.redeliver", target=shown, now=clock.now(), reason=reason, details=details
+    )
     logs.get("event_deliveries").info(
         "event_delivery.redelivery_asked", event_delivery_id=shown, event_id=delivery.event_id, status=delivery.status, actor=actor
     )
@@ -85,11 +90,17 @@ async def _lock(tx: Transaction, tenant_id: str, delivery_id: UUID) -> _Delivery
 
 
 async def _make_due(tx: Transaction, tenant_id: str, delivery_id: UUID) -> bool:
-    """Whether it was not asked for already: one that is still to come stays the one attempt."""
+    """Whether it was not asked for already: one that is still to come stays the one attempt.
+
+    It comes before all that is due, so that a person need not wait behind a backlog, or while the endpoint's breaker is open.
+    """
     changed = await tx.execute(
-        """UPDATE event_deliveries
+        """UPDATE event_deliveries AS d
               SET status = CASE WHEN status = 'delivered' THEN status ELSE 'pending' END,
-                  next_trigger = 'redelivery', next_attempt_at = ipn_now(), lease_expires_at = NULL
+                  next_trigger = 'redelivery', lease_expires_at = NULL, next_attempt_at = least(ipn_now(), (
+                      SELECT first.next_attempt_at - interval '1 microsecond' FROM event_deliveries AS first
+                       WHERE first.tenant_id = d.tenant_id AND first.endpoint_id = d.endpoint_id AND first.next_attempt_at IS NOT NULL
+                       ORDER BY first.next_attempt_at LIMIT 1))
             WHERE tenant_id = %(tenant_id)s AND id = %(id)s
               AND NOT (next_trigger = 'redelivery' AND next_attempt_at IS NOT NULL AND next_attempt_at <= ipn_now())""",
         {"tenant_id": tenant_id, "id": delivery_id},

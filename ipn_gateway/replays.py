@@ -7,14 +7,16 @@ Many are put back in batches, oldest first, and become due one after the other, 
 
 from __future__ import annotations
 
+import re
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final, Literal
 from uuid import UUID
 
 from ipn_gateway import audit, ids, logs, notifications, retention, validation
 from ipn_gateway.errors import NotFound
+from ipn_gateway.operations import Downstream, Operation
 from ipn_gateway.providers.base import InboundRequest
 
 if TYPE_CHECKING:
@@ -24,12 +26,34 @@ if TYPE_CHECKING:
     from ipn_gateway.notifications import Reading
     from ipn_gateway.sources import Sources
 
+REPLAY: Final = Operation(
+    name="POST /v1/notification-deliveries/{delivery_id}/replay", fields={"reason": "json"}, downstream=Downstream.IDEMPOTENT
+)
+REPLAY_MANY: Final = Operation(
+    name="POST /v1/notification-deliveries/replay",
+    fields={
+        "source": "json",
+        "outcome": "json",
+        "reason": "json",
+        "since": "time",
+        "until": "time",
+        "dry_run": "json",
+        "cursor": "json",
+    },
+    downstream=Downstream.IDEMPOTENT,
+)
+
 BATCH: Final = 100
-LOOKED_AT_MAX: Final = 10_000
-"""Deliveries that one act looks at; more take another."""
+LOOKED_AT_MAX: Final = 2_000
+"""Deliveries that one call looks at, which takes it about a second; more take another call."""
+
+COUNTED_MAX: Final = 1_000_000
 
 PER_SECOND: Final = 50
-"""How many of one act become due each second."""
+"""How many of one act become due each second, over all its calls."""
+
+_CURSOR: Final = re.compile(rf"({ids.NOTIFICATION_DELIVERY}_[0-9a-f]{{32}})\.([0-9]{{1,9}})")
+"""The delivery that was looked at last, and how many were put back up to it."""
 
 HOST_CLOCK_OFF: Final = timedelta(days=1)
 """Ids carry host time, rows database time: how far apart they may be."""
@@ -51,13 +75,18 @@ class Selection:
 class Replayed:
     """How many were put back (in a dry run: would be), refused again, or left since they wrote the ledger.
 
-    `next_since` is set when there may be more: the act is to be repeated from there.
+    `next_cursor` is set when there may be more: the act is to be gone on with from there.
     """
 
     count: int
     refused: int
     settled: int
-    next_since: datetime | None
+    next_cursor: str | None
+
+    def __add__(self, later: Replayed) -> Replayed:
+        """Two calls of one act together."""
+        counts = (self.count + later.count, self.refused + later.refused, self.settled + later.settled)
+        return Replayed(*counts, later.next_cursor)
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,30 +133,56 @@ async def replay(db: Database, sources: Sources, tenant_id: str, delivery_id: UU
 
 
 async def replay_many(
-    db: Database, sources: Sources, tenant_id: str, selection: Selection, *, actor: str, reason: str, dry_run: bool = False
+    db: Database,
+    sources: Sources,
+    tenant_id: str,
+    selection: Selection,
+    *,
+    actor: str,
+    reason: str,
+    dry_run: bool = False,
+    cursor: str | None = None,
 ) -> Replayed:
-    """Run again all that fit, at most 10,000 looked at; a dry run changes nothing. Raises `ValidationFailed` for a source of nobody's.
+    """Run again those that fit, from `cursor` on and at most 2,000 looked at; a dry run changes nothing.
 
     Each batch commits by itself. Repeating it is safe: what was put back does not fit any more.
+    Raises `ValidationFailed` for a source of nobody's, and for a cursor that no such call gave.
     """
     account = await sources.reload(selection.source)
     if account is None or account.tenant_id != tenant_id:
         raise validation.refused("must be the name of one of your sources", "source")
+    after, before = (_first_id(selection), 0) if cursor is None else _place(cursor)
     asked = _Asked(tenant_id, actor, reason, selection.outcome, dry_run)
     counts: Counter[Result] = Counter()
-    after, looked_at, stored = _first_id(selection), 0, list[_Stored]()
+    looked_at, stored = 0, list[_Stored]()
     while looked_at < LOOKED_AT_MAX:
         stored = await _fitting(db, tenant_id, selection, after)
         readings = {one.id: notifications.read(account, one.request()) for one in stored}
-        counts.update((await db.rerun(_put_back_once, db, asked, readings, counts["put_back"])).values())
+        counts.update((await db.rerun(_put_back_once, db, asked, readings, before + counts["put_back"])).values())
         looked_at += len(stored)
         if len(stored) < BATCH:
             break
         after = stored[-1].id
-    more = stored[-1].received_at if len(stored) == BATCH else None
-    replayed = Replayed(counts["put_back"], counts["refused"], counts["settled"], more)
+    place = f"{ids.show(ids.NOTIFICATION_DELIVERY, after)}.{before + counts['put_back']}"
+    replayed = Replayed(counts["put_back"], counts["refused"], counts["settled"], place if len(stored) == BATCH else None)
     await _note(db, asked, selection, replayed)
     return replayed
+
+
+async def how_many(db: Database, tenant_id: str, selection: Selection) -> int | None:
+    """How many fit, to tell a person how far it is; None for more than a million, which take long to count."""
+    statement = f"SELECT count(*) FROM (SELECT FROM notification_deliveries WHERE tenant_id = %(tenant_id)s {_FITS} LIMIT %(limit)s) AS fit"
+    parameters = _fits(tenant_id, selection, _first_id(selection)) | {"limit": COUNTED_MAX + 1}
+    async with db.autocommit("notification_deliveries.how_many") as tx:
+        count = int(await tx.value(statement, parameters))
+    return count if count <= COUNTED_MAX else None
+
+
+def _place(cursor: str) -> tuple[UUID, int]:
+    found = _CURSOR.fullmatch(cursor)
+    if found is None:
+        raise validation.refused("must be the next_cursor of the call before", "cursor")
+    return ids.read(ids.NOTIFICATION_DELIVERY, found[1]), int(found[2])
 
 
 _STORED = """
@@ -142,24 +197,22 @@ def _first_id(selection: Selection) -> UUID:
     return retention.lower_bound(max(selection.since, ids.EPOCH + HOST_CLOCK_OFF) - HOST_CLOCK_OFF)
 
 
+_FITS = """
+AND outcome = %(outcome)s AND source_id = %(source)s AND id > %(after)s
+AND (%(since)s::timestamptz IS NULL OR received_at >= %(since)s)
+AND (%(until)s::timestamptz IS NULL OR received_at < %(until)s)
+"""
+
+
+def _fits(tenant_id: str, selection: Selection, after: UUID) -> dict[str, Any]:
+    return {"tenant_id": tenant_id, **asdict(selection), "after": after}
+
+
 async def _fitting(db: Database, tenant_id: str, selection: Selection, after: UUID) -> list[_Stored]:
+    """The next batch, in the order of ids: a time would not do to go on from, since many may have the same."""
     async with db.autocommit("notification_deliveries.fitting") as tx:
-        return await tx.all(
-            _Stored,
-            f"""{_STORED} AND outcome = %(outcome)s AND source_id = %(source)s AND id > %(after)s
-                AND (%(since)s::timestamptz IS NULL OR received_at >= %(since)s)
-                AND (%(until)s::timestamptz IS NULL OR received_at < %(until)s)
-                ORDER BY id LIMIT %(limit)s""",
-            {
-                "tenant_id": tenant_id,
-                "outcome": selection.outcome,
-                "source": selection.source,
-                "since": selection.since,
-                "until": selection.until,
-                "after": after,
-                "limit": BATCH,
-            },
-        )
+        statement = f"{_STORED} {_FITS} ORDER BY id LIMIT %(limit)s"
+        return await tx.all(_Stored, statement, _fits(tenant_id, selection, after) | {"limit": BATCH})
 
 
 async def _put_back_once(db: Database, asked: _Asked, readings: Mapping[UUID, Reading], before: int) -> dict[UUID, Result]:

@@ -18,6 +18,7 @@ from ipn_gateway.decisions import Change
 from ipn_gateway.effects import BookedBefore, EffectFailed, Origin
 from ipn_gateway.errors import NotFound, StateConflict
 from ipn_gateway.models import DeliveryOutcome
+from ipn_gateway.operations import Downstream, Operation
 from ipn_gateway.providers.base import NEGATIVE, Confirmed, Effect
 
 if TYPE_CHECKING:
@@ -28,6 +29,13 @@ if TYPE_CHECKING:
     from ipn_gateway.db import Database, Transaction
     from ipn_gateway.decisions import LockedOrder
     from ipn_gateway.effects import EffectHook
+
+RESOLVE: Final = Operation(
+    name="POST /v1/notification-deliveries/{delivery_id}/resolve",
+    fields={"decision": "json", "reason": "json", "evidence": "json"},
+    downstream=Downstream.IDEMPOTENT,  # the same decision again changes nothing
+    money=True,
+)
 
 Decision = Literal["apply", "dismiss"]
 
@@ -167,6 +175,8 @@ def _verdict(waiting: _Waiting, act: Act) -> Confirmed:
     if waiting.outcome == DeliveryOutcome.CONFLICT:
         raise StateConflict("A conflict is only dismissed; the money of a second payment is refunded by its payment_id.")
     confirmed = confirmations.thawed(waiting.confirmed, waiting.provider_answer) if waiting.confirmed else None
+    if confirmed and confirmed.effect is Effect.REFUNDED:
+        raise StateConflict("A refund that the books have no money for is only dismissed; it is put right at the provider.")
     if confirmed and (confirmed.effect is Effect.PAID or confirmed.effect in NEGATIVE):
         if act.evidence:
             raise validation.refused("has no place here: the provider confirmed the operation itself", "evidence")
@@ -232,7 +242,7 @@ async def _apply(  # noqa: PLR0917
     decision = decisions.resolve(order, verdict, await effects.booked_before(tx, origin, verdict))
     if not isinstance(decision, Change):
         raise StateConflict(_ONLY_DISMISSED[decision.reason])
-    await effects.book(tx, origin, verdict, order, decision, payment_id=ids.new(clock.now()))
+    await effects.book(tx, origin, verdict, order, decision, new_id=ids.new(clock.now()))
     return decision
 
 

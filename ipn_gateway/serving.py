@@ -162,7 +162,7 @@ async def _simulate(config: SimulatorConfig, host: str, port: int, say: Callable
                 say(f"The simulated SSLCOMMERZ listens on {address} (store {config.store_id}, password {config.store_passwd})")
                 await signals.asked.wait()
         except OSError as error:
-            raise _refusal(host, port, error) from None
+            raise refusal(host, port, error) from None
 
 
 def _config(app: FastAPI) -> uvicorn.Config:
@@ -192,11 +192,12 @@ def bind(host: str, port: int) -> socket.socket:
         bound.bind(address)
     except OSError as error:
         bound.close()
-        raise _refusal(host, port, error) from None
+        raise refusal(host, port, error) from None
     return bound
 
 
-def _refusal(host: str, port: int, error: OSError) -> GatewayError:
+def refusal(host: str, port: int, error: OSError) -> GatewayError:
+    """What to tell about an address that cannot be listened on."""
     if error.errno == errno.EADDRINUSE:
         return PortTaken(f"Port {port} on {host} is taken; choose another with --port, or --port 0 for any free one.")
     if error.errno == errno.EACCES:

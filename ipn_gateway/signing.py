@@ -1,109 +1,134 @@
-"""Signatures of outbound events after Standard Webhooks 1.0.0, scheme v1 (HMAC-SHA256). Pure: chance and time arrive.
+"""Signatures of outbound events after Standard Webhooks 1.0.0. Pure: chance and time arrive. `receiver` is the other side.
 
-What is signed is `{webhook-id}.{webhook-timestamp}.{body}`, with the bytes that are sent. While a secret is being replaced every
-active one signs, so that a receiver which knows either of them can verify.
+What is signed is `{webhook-id}.{webhook-timestamp}.{body}`, with the bytes that are sent: `v1` is its HMAC-SHA256 under a secret that the
+receiver has too, `v1a` its ed25519 signature, which a receiver checks with the public key. While they are being replaced every active
+secret and every active key signs, so that a receiver which knows any of them can verify.
 """
 
 from __future__ import annotations
 
 import base64
-import binascii
-import hashlib
 import hmac
-from typing import TYPE_CHECKING, Final, Literal
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final
+
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from ipn_gateway.errors import ValidationFailed
+from ipn_gateway.receiver import (
+    HEADER_ID,
+    HEADER_SIGNATURE,
+    HEADER_TIMESTAMP,
+    PUBLIC_KEY_PREFIX,
+    SECRET_BYTES_MAX,
+    SECRET_BYTES_MIN,
+    SECRET_PREFIX,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-SECRET_PREFIX: Final = "whsec_"  # noqa: S105 — a prefix, no secret
+PRIVATE_KEY_PREFIX: Final = "whsk_"
 SECRET_BYTES: Final = 32
-SECRET_BYTES_MIN: Final = 24
-SECRET_BYTES_MAX: Final = 64
-TOLERANCE_SECONDS: Final = 300
-"""How far the timestamp of a genuine message may be from the receiver's time, to either side."""
-
-HEADER_ID: Final = "webhook-id"
-HEADER_TIMESTAMP: Final = "webhook-timestamp"
-HEADER_SIGNATURE: Final = "webhook-signature"
-
-Verification = Literal["genuine", "timestamp_unreadable", "timestamp_outside_tolerance", "signature_wrong"]
-
-_TIMESTAMP_DIGITS_MAX = 12
+SEED_BYTES: Final = 32
+RANDOM_BYTES: Final = SECRET_BYTES + SEED_BYTES
+"""What a new secret with its key pair is made of."""
 
 
-def new_secret(random_bytes: bytes) -> str:
-    """A signing secret, `whsec_` and base64, from 24 to 64 random bytes (we use `SECRET_BYTES`). Raises ValueError for other lengths."""
-    if not SECRET_BYTES_MIN <= len(random_bytes) <= SECRET_BYTES_MAX:
-        raise ValueError(f"a signing secret has {SECRET_BYTES_MIN} to {SECRET_BYTES_MAX} bytes, not {len(random_bytes)}")
-    return SECRET_PREFIX + base64.b64encode(random_bytes).decode()
+@dataclass(frozen=True, slots=True)
+class SharedSecret:
+    """Signs as `v1`."""
+
+    key: bytes = field(repr=False)
+
+    def sign(self, message: bytes) -> str:
+        """`v1,<base64>`."""
+        return f"v1,{base64.b64encode(hmac.digest(self.key, message, 'sha256')).decode()}"
 
 
-def sign(secrets: Sequence[str], event_id: str, timestamp: int, body: bytes) -> str:
-    """The value of `webhook-signature`: one `v1,<base64>` for each secret, in their order, separated by spaces.
+@dataclass(frozen=True, slots=True)
+class PrivateKey:
+    """Signs as `v1a`."""
 
-    `timestamp` is that of the attempt, in Unix seconds. Raises ValidationFailed for a malformed secret, ValueError for none at all
-    and for an id with a dot, which would make the signed text ambiguous.
+    key: Ed25519PrivateKey = field(repr=False)
+
+    def sign(self, message: bytes) -> str:
+        """`v1a,<base64>`."""
+        return f"v1a,{base64.b64encode(self.key.sign(message)).decode()}"
+
+
+SigningKey = SharedSecret | PrivateKey
+
+
+@dataclass(frozen=True, slots=True)
+class Keys:
+    """A new secret and a new key pair, as the standard writes them: `whsec_…`, `whsk_…` and, for everybody to see, `whpk_…`."""
+
+    secret: str = field(repr=False)
+    private_key: str = field(repr=False)
+    public_key: str
+
+
+def new_keys(random_bytes: bytes) -> Keys:
+    """A secret and a key pair that have nothing in common, from `RANDOM_BYTES` random bytes. Raises ValueError for other lengths."""
+    if len(random_bytes) != RANDOM_BYTES:
+        raise ValueError(f"a secret and a key pair are made of {RANDOM_BYTES} bytes, not {len(random_bytes)}")
+    seed = random_bytes[SECRET_BYTES:]
+    public_key = _public_key(Ed25519PrivateKey.from_private_bytes(seed))
+    return Keys(
+        SECRET_PREFIX + base64.b64encode(random_bytes[:SECRET_BYTES]).decode(),
+        PRIVATE_KEY_PREFIX + base64.b64encode(seed + public_key).decode(),
+        PUBLIC_KEY_PREFIX + base64.b64encode(public_key).decode(),
+    )
+
+
+def signing_key(text: str) -> SigningKey:
+    """What signs, from a secret (`whsec_…`, 24 to 64 bytes) or a private key (`whsk_…`, seed and public key, 64 bytes).
+
+    Raises ValidationFailed, without repeating it, for what is neither.
     """
-    if not secrets or "." in event_id:
-        raise ValueError("signing takes at least one secret, and an id without a dot")
-    return " ".join(f"v1,{base64.b64encode(_digest(secret, event_id, str(timestamp), body)).decode()}" for secret in secrets)
+    if text.startswith(SECRET_PREFIX):
+        secret = _decoded(text.removeprefix(SECRET_PREFIX))
+        if SECRET_BYTES_MIN <= len(secret) <= SECRET_BYTES_MAX:
+            return SharedSecret(secret)
+    elif text.startswith(PRIVATE_KEY_PREFIX):
+        pair = _decoded(text.removeprefix(PRIVATE_KEY_PREFIX))
+        seed, public_key = pair[:SEED_BYTES], pair[SEED_BYTES:]
+        if len(seed) == SEED_BYTES and public_key == _public_key(key := Ed25519PrivateKey.from_private_bytes(seed)):
+            return PrivateKey(key)
+    raise ValidationFailed(
+        f"A signing secret is `{SECRET_PREFIX}` and base64 of {SECRET_BYTES_MIN} to {SECRET_BYTES_MAX} bytes, a private key"
+        f" `{PRIVATE_KEY_PREFIX}` and base64 of an ed25519 seed and its public key."
+    )
 
 
-def headers(event_id: str, timestamp: int, body: bytes, secrets: Sequence[str]) -> dict[str, str]:
+def sign(keys: Sequence[SigningKey], event_id: str, timestamp: int, body: bytes) -> str:
+    """The value of `webhook-signature`: one signature by each key, in their order, separated by spaces.
+
+    `timestamp` is that of the attempt, in Unix seconds. Raises ValueError when there is no key, and for an id with a dot, which would
+    make the signed text ambiguous.
+    """
+    if not keys or "." in event_id:
+        raise ValueError("signing takes at least one key, and an id without a dot")
+    message = f"{event_id}.{timestamp}.".encode() + body
+    return " ".join(key.sign(message) for key in keys)
+
+
+def headers(event_id: str, timestamp: int, body: bytes, keys: Sequence[SigningKey]) -> dict[str, str]:
     """The three headers of one attempt. Raises as `sign` does."""
     return {
         HEADER_ID: event_id,
         HEADER_TIMESTAMP: str(timestamp),
-        HEADER_SIGNATURE: sign(secrets, event_id, timestamp, body),
+        HEADER_SIGNATURE: sign(keys, event_id, timestamp, body),
     }
 
 
-def verify(
-    secrets: Sequence[str],
-    *,
-    event_id: str,
-    timestamp: str,
-    signature: str,
-    body: bytes,
-    now: float,
-    tolerance_seconds: float = TOLERANCE_SECONDS,
-) -> Verification:
-    """What a receiver does, with the three headers as they came; `now` in Unix seconds. Compares in constant time.
-
-    One signature by one of `secrets` is enough; versions other than v1 are passed over. Raises ValidationFailed for a malformed secret.
-    """
-    if not (timestamp.isascii() and timestamp.isdigit() and len(timestamp) <= _TIMESTAMP_DIGITS_MAX):
-        return "timestamp_unreadable"
-    expected = [_digest(secret, event_id, timestamp, body) for secret in secrets]
-    matches = [hmac.compare_digest(ours, theirs) for theirs in _signatures(signature) for ours in expected]
-    if not any(matches):
-        return "signature_wrong"
-    return "genuine" if abs(now - int(timestamp)) <= tolerance_seconds else "timestamp_outside_tolerance"
+def _public_key(key: Ed25519PrivateKey) -> bytes:
+    return key.public_key().public_bytes_raw()
 
 
-def _signatures(header: str) -> list[bytes]:
-    found = []
-    for item in header.split(" "):
-        version, _, encoded = item.partition(",")
-        if version == "v1":
-            try:
-                found.append(base64.b64decode(encoded, validate=True))
-            except ValueError:  # also what is not ASCII
-                continue
-    return found
-
-
-def _digest(secret: str, event_id: str, timestamp: str, body: bytes) -> bytes:
-    return hmac.digest(_key(secret), f"{event_id}.{timestamp}.".encode() + body, hashlib.sha256)
-
-
-def _key(secret: str) -> bytes:
+def _decoded(encoded: str) -> bytes:
     try:
-        key = base64.b64decode(secret.removeprefix(SECRET_PREFIX), validate=True) if secret.startswith(SECRET_PREFIX) else b""
-    except (binascii.Error, ValueError):
-        key = b""
-    if not SECRET_BYTES_MIN <= len(key) <= SECRET_BYTES_MAX:
-        raise ValidationFailed(f"A signing secret is `{SECRET_PREFIX}` and base64 of {SECRET_BYTES_MIN} to {SECRET_BYTES_MAX} bytes.")
-    return key
+        return base64.b64decode(encoded, validate=True)
+    except ValueError:  # also what is not ASCII
+        return b""

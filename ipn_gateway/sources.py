@@ -15,6 +15,7 @@ from pydantic import SecretStr, ValidationError
 from ipn_gateway import audit, ids, logs, validation
 from ipn_gateway.db import INTAKE_SECONDS_MAX
 from ipn_gateway.errors import ConfigurationError, NotFound, StateConflict
+from ipn_gateway.operations import Downstream, Operation
 from ipn_gateway.providers import discovered
 from ipn_gateway.recent import Recent
 
@@ -25,6 +26,10 @@ if TYPE_CHECKING:
     from ipn_gateway.db import Database, Transaction
     from ipn_gateway.providers.base import Provider, ProviderConfig
     from ipn_gateway.vault import Vault
+
+CREATE: Final = Operation(
+    name="POST /v1/sources", fields={"name": "json", "provider": "json", "config": "secret"}, downstream=Downstream.LOCAL
+)
 
 NAME: Final = re.compile(r"[a-z0-9][a-z0-9-]{1,62}")
 SECRET_OVERLAP_DAYS: Final = 7
@@ -93,24 +98,35 @@ def _account(row: Mapping[str, Any], vault: Vault) -> SourceAccount:
 
 
 async def create(db: Database, vault: Vault, tenant_id: str, name: str, *, provider: str, given: Mapping[str, Any], actor: str) -> None:
-    """Register a source with the configuration `given`; its name is taken for ever.
+    """Register a source in a transaction of its own, with the configuration `given`; its name is taken for ever.
 
     Raises `ValidationFailed` for a name, provider or configuration that cannot be, `StateConflict` when the name is taken.
     """
+    config = checked(name, provider, given)
+    try:
+        async with db.transaction("sources.create") as tx:
+            await create_in(tx, vault, tenant_id, name, provider=provider, config=config, actor=actor, now=db.clock.now())
+    except pg.ForeignKeyViolation:
+        raise NotFound("There is no tenant of this name; make a key for it first.") from None
+
+
+def checked(name: str, provider: str, given: Mapping[str, Any]) -> ProviderConfig:
+    """The configuration of a new source. Raises `ValidationFailed` for a name, provider or configuration that cannot be."""
     if not NAME.fullmatch(name):
         raise validation.refused("must be 2 to 63 of a-z, 0-9 and -, and begin with a letter or digit", "name")
     adapter = discovered().get(provider)
     if adapter is None:
         raise validation.refused(f"must be one of {', '.join(sorted(discovered()))}", "provider")
-    config = _checked(adapter, given)
-    now = db.clock.now()
-    try:
-        async with db.transaction("sources.create") as tx:
-            await _insert(tx, tenant_id, name, provider, config)
-            await _insert_secrets(tx, vault, name, _secrets(config), now)
-            await audit.record(tx, tenant_id, actor=actor, action="source.create", target=name, now=now)
-    except pg.ForeignKeyViolation:
-        raise NotFound("There is no tenant of this name; make a key for it first.") from None
+    return _checked(adapter, given)
+
+
+async def create_in(
+    tx: Transaction, vault: Vault, tenant_id: str, name: str, *, provider: str, config: ProviderConfig, actor: str, now: datetime
+) -> None:
+    """Register a source that was `checked`. Raises `StateConflict` when the name is taken."""
+    await _insert(tx, tenant_id, name, provider, config)
+    await _insert_secrets(tx, vault, name, _secrets(config), now)
+    await audit.record(tx, tenant_id, actor=actor, action="source.create", target=name, now=now)
 
 
 async def patch(db: Database, vault: Vault, tenant_id: str, name: str, given: Mapping[str, Any], *, actor: str) -> None:

@@ -54,6 +54,8 @@ _PARTS: Final = {
                UNION ALL SELECT {_NDL} FROM notification_deliveries d WHERE d.tenant_id = %(tenant_id)s AND d.order_id = %(order_id)s
                UNION ALL SELECT {_EDL} FROM event_deliveries d WHERE d.tenant_id = %(tenant_id)s AND d.order_id = %(order_id)s
                UNION ALL SELECT {_public(ids.REFUND, "r.id")} FROM refunds r
+                          WHERE r.tenant_id = %(tenant_id)s AND r.order_id = %(order_id)s
+               UNION ALL SELECT {_public(ids.IDEMPOTENCY_KEY, "r.writer_id")} FROM refunds r
                           WHERE r.tenant_id = %(tenant_id)s AND r.order_id = %(order_id)s))
            AND (a.target <> %(order_id)s OR starts_with(a.action, 'order.'))""",  # a source may have the name of an order
     "delivery": f"""

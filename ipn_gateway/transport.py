@@ -9,25 +9,37 @@ import asyncio
 import contextlib
 import errno
 from dataclasses import dataclass, field, replace
+from functools import partial
 from http import HTTPStatus
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, Literal, Self
 
 import aiohttp
 import httpx
 
 from ipn_gateway.addresses import AddressBlocked, refusal
-from ipn_gateway.guard import CONNECT_TIMEOUT_SECONDS, Guard, SystemResolver, delivery_session, peer_addresses, provider_client, trusted
+from ipn_gateway.guard import (
+    CONNECT_TIMEOUT_SECONDS,
+    Guard,
+    SystemResolver,
+    delivery_session,
+    noted,
+    peer_addresses,
+    provider_client,
+    trusted,
+)
 from ipn_gateway.providers.base import Answer, Ask, NoAnswer
 from ipn_gateway.schedule import parse_retry_after
 
 if TYPE_CHECKING:
     import ssl
-    from collections.abc import Callable, Mapping
+    from collections.abc import AsyncIterator, Callable, Mapping
     from datetime import datetime
 
     from aiohttp.abc import AbstractResolver
 
     from ipn_gateway.faults import Faults
+    from ipn_gateway.guard import Seen
     from ipn_gateway.settings import Settings
 
 RECEIVED_BYTES_MAX: Final = 64 * 1024
@@ -38,6 +50,8 @@ EXCERPT_BYTES: Final = 1024
 
 ANSWER_BYTES_MAX: Final = 1024 * 1024
 """How much of a provider's answer is read; a longer one is no answer."""
+
+_FORM: Final = MappingProxyType({"Content-Type": "application/x-www-form-urlencoded"})
 
 Kind = Literal["delivered", "refused", "timeout", "connect_failed", "tls_failed", "disconnected", "protocol_error", "blocked"]
 
@@ -97,6 +111,7 @@ class Transport:
     """Opened once per process. `assert_no_transaction` raises where this task holds a transaction: that is a bug, never an outcome."""
 
     _deliveries: aiohttp.ClientSession  # noqa: TID251 - guard.py makes it
+    _new_session: Callable[[], aiohttp.ClientSession]  # noqa: TID251 - guard.py makes it
     _questions: httpx.AsyncClient  # noqa: TID251 - guard.py makes it
 
     def __init__(
@@ -121,7 +136,8 @@ class Transport:
         tls = await asyncio.to_thread(trusted) if self._tls is None else self._tls
         resolver = self._resolver or SystemResolver()
         self._closing.push_async_callback(resolver.close)
-        self._deliveries = delivery_session(tls, Guard(resolver, allow_loopback=self._settings.allow_loopback_endpoints))
+        self._new_session = partial(delivery_session, tls, Guard(resolver, allow_loopback=self._settings.allow_loopback_endpoints))
+        self._deliveries = self._new_session()
         self._closing.push_async_callback(self._deliveries.close)
         self._questions = provider_client(tls, Guard(resolver, allow_loopback=True))
         self._closing.push_async_callback(self._questions.aclose)
@@ -137,11 +153,12 @@ class Transport:
     async def __aexit__(self, *_: object) -> None:
         await self.close()
 
-    async def send(self, request: DeliveryRequest) -> Outcome:
+    async def send(self, request: DeliveryRequest, *, seen: Seen | None = None) -> Outcome:
         """Post an event to an endpoint, within `IPN_DELIVERY_TIMEOUT_SECONDS`; every failure of the other side is an outcome.
 
         The status line decides. What happens to the body after it, the deadline included, changes nothing: a receiver that
-        said 2xx has the event, and one that said anything else has refused it.
+        said 2xx has the event, and one that said anything else has refused it. With `seen` the connection is a new one, and what
+        there is to see on the way is noted there.
         """
         self._assert_no_transaction()
         await self._faults.at("transport.send:before")
@@ -150,7 +167,8 @@ class Transport:
         peer: list[str] = []
         token = peer_addresses.set(peer)
         try:
-            outcome = await self._post(request)
+            async with self._session(seen) as session:
+                outcome = await self._post(session, request)
         except (AddressBlocked, aiohttp.ClientError, TimeoutError) as error:
             kind, code = failure_of(error)
             outcome = Outcome(kind, error=code)
@@ -160,14 +178,30 @@ class Transport:
         await self._faults.at("transport.send:after")
         return outcome
 
-    async def _post(self, request: DeliveryRequest) -> Outcome:
+    @contextlib.asynccontextmanager
+    async def _session(self, seen: Seen | None) -> AsyncIterator[aiohttp.ClientSession]:  # noqa: TID251 - guard.py makes it
+        if seen is None:
+            yield self._deliveries
+            return
+        loop, token = asyncio.get_running_loop(), noted.set(seen)
+        seen.began_at = loop.time()
+        try:
+            async with self._new_session() as own:
+                try:
+                    yield own
+                finally:
+                    seen.ended_at = loop.time()
+        finally:
+            noted.reset(token)
+
+    async def _post(self, session: aiohttp.ClientSession, request: DeliveryRequest) -> Outcome:  # noqa: TID251 - guard.py makes it
         if refusal(request.url, allow_loopback=self._settings.allow_loopback_endpoints):
             return Outcome("blocked", error="url_not_allowed")
         limits = aiohttp.ClientTimeout(
             total=self._settings.delivery_timeout_seconds, connect=CONNECT_TIMEOUT_SECONDS, sock_connect=CONNECT_TIMEOUT_SECONDS
         )
         options: Any = {"headers": request.headers, "timeout": limits, "allow_redirects": False}
-        async with self._deliveries.post(request.url, data=request.body, **options) as response:
+        async with session.post(request.url, data=request.body, **options) as response:
             excerpt = await _excerpt(response)
             if HTTPStatus.OK <= response.status < HTTPStatus.MULTIPLE_CHOICES:
                 return Outcome("delivered", response.status, excerpt=excerpt)
@@ -182,12 +216,17 @@ class Transport:
         deadline: float | None = None
 
         async def ask(
-            method: Literal["GET", "POST"], url: str, *, params: Mapping[str, str] | None = None, form: Mapping[str, str] | None = None
+            method: Literal["GET", "POST"],
+            url: str,
+            *,
+            params: Mapping[str, str] | None = None,
+            form: Mapping[str, str] | bytes | None = None,
+            headers: Mapping[str, str] | None = None,
         ) -> Answer | NoAnswer:
             nonlocal deadline
             now = asyncio.get_running_loop().time()
             deadline = now + timeout_seconds if deadline is None else deadline
-            return await self.ask(method, url, params=params, form=form, timeout_seconds=max(0.0, deadline - now))
+            return await self.ask(method, url, params=params, form=form, headers=headers, timeout_seconds=max(0.0, deadline - now))
 
         return ask
 
@@ -198,20 +237,35 @@ class Transport:
         *,
         timeout_seconds: float,
         params: Mapping[str, str] | None = None,
-        form: Mapping[str, str] | None = None,
+        form: Mapping[str, str] | bytes | None = None,
+        headers: Mapping[str, str] | None = None,
     ) -> Answer | NoAnswer:
         """One question to a provider, sent at most once. The cause of a `NoAnswer` is an outcome's kind, `too_large` or `encoded`."""
         self._assert_no_transaction()
         await self._faults.at("transport.ask:before")
         try:
             async with asyncio.timeout(timeout_seconds):
-                answer = await self._asked(self._questions.build_request(method, url, params=params or None, data=form))
+                answer = await self._asked(self._question(method, url, params, form, headers))
         except (AddressBlocked, httpx.HTTPError, httpx.InvalidURL, aiohttp.ClientError, TimeoutError, UnicodeError) as error:
             origin = error.__cause__ if isinstance(error.__cause__, aiohttp.ClientError) else error
             kind, _ = failure_of(origin)
             answer = NoAnswer(kind, sent=kind not in NEVER_CONNECTED)
         await self._faults.at("transport.ask:after")
         return answer
+
+    def _question(
+        self,
+        method: str,
+        url: str,
+        params: Mapping[str, str] | None,
+        form: Mapping[str, str] | bytes | None,
+        headers: Mapping[str, str] | None,
+    ) -> httpx.Request:
+        if isinstance(form, bytes):
+            typed = httpx.Headers(_FORM)
+            typed.update(headers)
+            return self._questions.build_request(method, url, params=params or None, content=form, headers=typed)
+        return self._questions.build_request(method, url, params=params or None, data=form, headers=headers)
 
     async def _asked(self, request: httpx.Request) -> Answer | NoAnswer:
         if refusal(str(request.url), allow_loopback=True, any_port=True):

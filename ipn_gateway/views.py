@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import base64
 import json
+from dataclasses import replace
 from datetime import UTC, datetime
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any, Final
@@ -103,7 +104,8 @@ def _payment(row: Row) -> objects.Payment:
 
 def _refund(row: Row) -> objects.Refund:
     return objects.Refund(
-        **_picked(row, "order_id", "reference", "currency", "status", "provider_refund_id", "reason", "created_at", "updated_at"),
+        **_picked(row, "order_id", "reference", "currency", "status", "provider_refund_id", "reason", "failure"),
+        **_picked(row, "created_at", "updated_at"),
         refund_id=ids.show(ids.REFUND, UUID(row["id"])),
         payment_id=ids.show(ids.PAYMENT, UUID(row["payment_id"])),
         amount=money.show(Decimal(row["amount"]), row["currency"]),
@@ -166,6 +168,15 @@ _NOTIFICATIONS: Final = Listing(
         "until": "received_at < %(until)s AND id <= %(until_id)s",
     },
 )
+# What waits is few rows of a narrow table: found along its primary key, and only these are looked up. A cursor is good for both lists.
+_WAITING: Final = replace(
+    _NOTIFICATIONS,
+    select="""SELECT d.*, i.notification_delivery_id AS open_id, i.due_at AS next_attempt_at, greatest(d.attempts, i.questions) AS questions
+         FROM inbox AS i
+         JOIN notification_deliveries AS d ON d.tenant_id = i.tenant_id AND d.id = i.notification_delivery_id
+        WHERE i.tenant_id = %(tenant_id)s AND i.state IN ('held', 'conflict', 'dead') AND i.due_at IS NULL""",
+    key=(Column("open_id", UUID),),
+)
 _HOST_CLOCK_OFF_SECONDS: Final = 86_400  # ids carry host time, rows database time
 _LATEST: Final = datetime(9999, 12, 31, tzinfo=UTC).timestamp()
 
@@ -177,16 +188,19 @@ async def notification_delivery(tx: Transaction, tenant_id: str, delivery_id: st
 
 
 async def notification_deliveries(
-    tx: Transaction, tenant_id: str, wanted: Wanted, *, raw: bool, **filters: Any
+    tx: Transaction, tenant_id: str, wanted: Wanted, *, raw: bool, waiting: bool = False, **filters: Any
 ) -> Page[objects.NotificationDelivery]:
-    """Notification deliveries, newest first; received from `since` on and before `until`, and equal in the other filters."""
+    """Notification deliveries, newest first; received from `since` on and before `until`, and equal in the other filters.
+
+    With `waiting` only those that a person has to resolve.
+    """
     since, until = filters.get("since"), filters.get("until")
     bounds = {
         "since_id": _id_at(since, -_HOST_CLOCK_OFF_SECONDS) if since else None,
         "until_id": _id_at(until, +_HOST_CLOCK_OFF_SECONDS) if until else None,
     }
     given = {"tenant_id": tenant_id, **filters, **bounds}
-    return await _page(tx, _NOTIFICATIONS, wanted, given, lambda row: _notification(row, raw=raw))
+    return await _page(tx, _WAITING if waiting else _NOTIFICATIONS, wanted, given, lambda row: _notification(row, raw=raw))
 
 
 def _id_at(moment: datetime, off_seconds: int) -> UUID:
@@ -219,7 +233,12 @@ def _fields(row: Row) -> dict[str, str] | None:
     if fields is None:
         return None
     masked = answers.view(fields, provider.masked_fields)
-    return {name: text.replace("\0", "\N{SYMBOL FOR NULL}") for name, text in masked.items()}
+    return {_marked(name): _marked(text) for name, text in masked.items()}
+
+
+def _marked(text: str) -> str:
+    """Text that can be sent: a mark stands for NUL and for half a surrogate pair."""
+    return text.replace("\0", "\N{SYMBOL FOR NULL}").encode("utf-8", "replace").decode()
 
 
 def _read(provider: Provider, request: InboundRequest) -> Mapping[str, str] | None:
@@ -236,10 +255,12 @@ _ENDPOINTS: Final = Listing(
     "endpoints",
     """SELECT e.id, e.url, e.events, e.description, e.status, e.disabled_reason, e.max_in_flight, e.rate_per_second, e.ordered,
               e.created_at,
-              (SELECT json_agg(json_build_object('id', s.id, 'created_at', s.created_at, 'expires_at', s.expires_at)
+              (SELECT json_agg(json_build_object('id', s.id, 'public_key', s.public_key, 'created_at', s.created_at,
+                                                  'expires_at', s.expires_at)
                                ORDER BY s.created_at DESC, s.id DESC)
                  FROM endpoint_secrets AS s WHERE s.tenant_id = e.tenant_id AND s.endpoint_id = e.id
-                  AND (s.expires_at IS NULL OR s.expires_at > ipn_now())) AS secrets
+                  AND (s.expires_at IS NULL OR s.expires_at > ipn_now())) AS secrets,
+              (SELECT s.failing_since FROM endpoint_states AS s WHERE s.tenant_id = e.tenant_id AND s.endpoint_id = e.id) AS failing_since
          FROM endpoints AS e WHERE e.tenant_id = %(tenant_id)s AND e.deleted_at IS NULL""",
     key=_BY_ID,
     filters={},
@@ -260,6 +281,7 @@ def _endpoint(row: Row) -> objects.Endpoint:
     secrets = [{**secret, "id": ids.show(ids.SECRET, UUID(secret["id"]))} for secret in row["secrets"] or []]
     return objects.Endpoint(
         **_picked(row, "url", "events", "description", "status", "disabled_reason", "max_in_flight", "rate_per_second", "ordered"),
+        failing_since=row["failing_since"],
         id=ids.show(ids.ENDPOINT, row["id"]),
         secrets=[objects.EndpointSecret(**secret) for secret in secrets],
         created_at=row["created_at"],
@@ -292,8 +314,12 @@ def shown_event(row: Row) -> objects.Event:
 _EVENT_DELIVERIES: Final = Listing(
     "event_deliveries",
     """SELECT d.id, d.event_id, d.event_type, d.endpoint_id, d.order_id, d.status, d.attempt_count, d.delivered_at,
-              CASE WHEN e.status = 'disabled' THEN NULL ELSE d.next_attempt_at END AS next_attempt_at
-         FROM event_deliveries AS d LEFT JOIN endpoints AS e ON e.tenant_id = d.tenant_id AND e.id = d.endpoint_id
+              CASE WHEN e.status = 'disabled' THEN NULL
+                   WHEN d.status = 'pending' AND d.next_trigger <> 'redelivery' THEN greatest(d.next_attempt_at, s.open_until)
+                   ELSE d.next_attempt_at END AS next_attempt_at
+         FROM event_deliveries AS d
+         LEFT JOIN endpoints AS e ON e.tenant_id = d.tenant_id AND e.id = d.endpoint_id
+         LEFT JOIN endpoint_states AS s ON s.tenant_id = d.tenant_id AND s.endpoint_id = d.endpoint_id
         WHERE d.tenant_id = %(tenant_id)s""",
     key=_BY_ID,
     filters={

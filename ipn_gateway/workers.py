@@ -6,12 +6,25 @@ import asyncio
 import random
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
-from ipn_gateway import endpoints, event_deliveries, inbox, logs, reconciliation, retention
+from ipn_gateway import (
+    endpoint_health,
+    endpoints,
+    event_deliveries,
+    idempotency_acts,
+    inbox,
+    logs,
+    reconciliation,
+    refund_polls,
+    refunds,
+    retention,
+)
 from ipn_gateway.event_deliveries import Dispatcher
 from ipn_gateway.inbox import Worker
 from ipn_gateway.reconciliation import Sweeper
+from ipn_gateway.refund_polls import Poller
 from ipn_gateway.slots import Slots
 
 if TYPE_CHECKING:
@@ -23,6 +36,7 @@ ROLES: Final = ("web", "inbox", "dispatcher", "maintenance")
 IDLE_SECONDS_MIN: Final = 0.02
 IDLE_SECONDS_MAX: Final = 1.0
 MAINTENANCE_SECONDS: Final = 60.0
+PRUNING_SECONDS: Final = 1.0
 PARTITIONS_SECONDS: Final = 86400.0
 FAILED_SECONDS: Final = 1.0
 
@@ -64,6 +78,8 @@ async def running(rt: Runtime, roles: Collection[str]) -> AsyncIterator[None]:
     stop = asyncio.Event()
     inbox_slots = Slots(inbox.SLOTS, freed=rt.wakes.inbox.set)
     sweep_slots = Slots(reconciliation.SLOTS, freed=rt.wakes.sweep.set)
+    poll_wake = asyncio.Event()
+    poll_slots = Slots(refund_polls.SLOTS, freed=poll_wake.set)
     dispatcher = Dispatcher(
         rt.dispatcher_db,
         rt.transport,
@@ -71,8 +87,14 @@ async def running(rt: Runtime, roles: Collection[str]) -> AsyncIterator[None]:
         Slots(event_deliveries.SLOTS, freed=rt.wakes.dispatcher.set),
         rt.settings,
         chance=random.random,
+        wake=rt.wakes.dispatcher.set,
     )
-    loops = [*_inbox(rt, roles, inbox_slots), *_dispatcher(rt, roles, dispatcher), *_maintenance(rt, roles, sweep_slots)]
+    loops = [
+        *_inbox(rt, roles, inbox_slots),
+        *_dispatcher(rt, roles, dispatcher),
+        *_maintenance(rt, roles, sweep_slots),
+        *_refund_polls(rt, roles, poll_slots, poll_wake),
+    ]
     tasks = Slots(len(loops) or 1)
     for loop in loops:
         tasks.start(run_forever(loop, stop), name=loop.name)
@@ -84,7 +106,7 @@ async def running(rt: Runtime, roles: Collection[str]) -> AsyncIterator[None]:
             loop.wake.set()
         await tasks.drained(seconds=rt.settings.inbox_lease_seconds)
         await dispatcher.stop(seconds=rt.settings.delivery_timeout_seconds)
-        for slots in (inbox_slots, sweep_slots):
+        for slots in (inbox_slots, sweep_slots, poll_slots):
             await slots.drained(seconds=rt.settings.provider_timeout_seconds)
             await slots.cancel()
         await tasks.cancel()
@@ -101,6 +123,13 @@ def _dispatcher(rt: Runtime, roles: Collection[str], dispatcher: Dispatcher) -> 
     return [Loop("dispatcher", dispatcher.run_once, rt.wakes.dispatcher)] if "dispatcher" in roles else []
 
 
+def _refund_polls(rt: Runtime, roles: Collection[str], slots: Slots, wake: asyncio.Event) -> list[Loop]:
+    if "maintenance" not in roles:
+        return []
+    poller = Poller(rt.maintenance_db, rt.sources, rt.transport, rt.settings, slots, rt.wakes.dispatcher.set)
+    return [Loop("refund_polls", lambda: refund_polls.run_once(poller), wake)]
+
+
 def _maintenance(rt: Runtime, roles: Collection[str], slots: Slots) -> list[Loop]:
     if "maintenance" not in roles:
         return []
@@ -113,8 +142,16 @@ def _maintenance(rt: Runtime, roles: Collection[str], slots: Slots) -> list[Loop
             rt.wakes.inbox.set()
         return 0 * released
 
+    operations, lease = {refunds.CREATE.name: refunds.CREATE}, rt.settings.idempotency_lease_seconds
+
+    async def abandoned() -> int:
+        return 0 * await idempotency_acts.doubt_abandoned(rt.maintenance_db, operations)
+
     async def left_over() -> int:
         return 0 * await endpoints.cancel_left_over(rt.maintenance_db)
+
+    async def failing() -> int:
+        return 0 * await endpoint_health.run_once(rt.maintenance_db)
 
     async def partitions() -> int:
         return 0 * await retention.ensure_partitions(rt.maintenance_db)
@@ -122,6 +159,9 @@ def _maintenance(rt: Runtime, roles: Collection[str], slots: Slots) -> list[Loop
     return [
         Loop("sweep", lambda: reconciliation.run_once(sweeper), rt.wakes.sweep),
         Loop("parked", parked, asyncio.Event(), parking_seconds, parking_seconds),
+        Loop("abandoned_keys", abandoned, asyncio.Event(), lease / 2, lease / 2),
+        Loop("expired_keys", partial(idempotency_acts.prune, rt.maintenance_db), asyncio.Event(), MAINTENANCE_SECONDS, PRUNING_SECONDS),
         Loop("left_over", left_over, asyncio.Event(), MAINTENANCE_SECONDS, MAINTENANCE_SECONDS),
+        Loop("endpoint_health", failing, asyncio.Event(), MAINTENANCE_SECONDS, MAINTENANCE_SECONDS),
         Loop("partitions", partitions, asyncio.Event(), PARTITIONS_SECONDS, PARTITIONS_SECONDS),
     ]

@@ -24,8 +24,11 @@ from tests.loopback import OK, Server, says, tls_contexts
 from tests.make import TENANT, Make
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    import ssl
+    from collections.abc import AsyncIterator, Callable
     from uuid import UUID
+
+    from aiohttp.abc import AbstractResolver
 
     from tests.loopback import Answering
 
@@ -72,17 +75,27 @@ class Running:
 
 @contextlib.asynccontextmanager
 async def dispatching(
-    db: database.Database, *, key: str = KEY, slots: int = 50, chance: float = 0.0, faults: Faults | None = None, **given: Any
+    db: database.Database,
+    *,
+    key: str = KEY,
+    slots: int = 50,
+    chance: float = 0.0,
+    faults: Faults | None = None,
+    wake: Callable[[], None] | None = None,
+    loopback: bool = True,
+    resolver: AbstractResolver | None = None,
+    tls: ssl.SSLContext | None = None,
+    **given: Any,
 ) -> AsyncIterator[Running]:
     """A dispatcher that may call loopback endpoints; at the end what it still runs is broken off, as if it died."""
-    made = settings.load(allow_loopback_endpoints=True, **given)
+    made = settings.load(allow_loopback_endpoints=loopback, **given)
     freed = asyncio.Event()
     own = Slots(slots, freed=freed.set)
-    async with Transport(
-        made, faults or Faults(), assert_no_transaction=database.assert_no_transaction, tls=tls_contexts()[1]
-    ) as transport:
+    check, trusted = database.assert_no_transaction, tls or tls_contexts()[1]
+    async with Transport(made, faults or Faults(), assert_no_transaction=check, resolver=resolver, tls=trusted) as transport:
         try:
-            yield Running(Dispatcher(db, transport, Vault([SecretStr(key)]), own, made, chance=lambda: chance), own, freed)
+            dispatcher = Dispatcher(db, transport, Vault([SecretStr(key)]), own, made, chance=lambda: chance, wake=wake)
+            yield Running(dispatcher, own, freed)
         finally:
             await own.cancel()
 
@@ -117,6 +130,7 @@ class Subscribers:
     db: database.Database
     make: Make
     secrets: dict[UUID, list[str]] = field(default_factory=dict)
+    public_keys: dict[UUID, list[str]] = field(default_factory=dict)
     _count: int = 0
 
     async def endpoint(self, to: Server | str, *, secrets: int = 1, **given: Any) -> UUID:
@@ -128,14 +142,34 @@ class Subscribers:
 
     async def secret(self, endpoint_id: UUID, key: str = KEY, **given: Any) -> str:
         self._count += 1
-        secret = signing.new_secret(self._count.to_bytes(32, "big"))
-        await self.make.endpoint_secret(endpoint_id=endpoint_id, ciphertext=Vault([SecretStr(key)]).seal(secret.encode()), **given)
-        self.secrets.setdefault(endpoint_id, []).append(secret)
-        return secret
+        keys, vault = signing.new_keys(self._count.to_bytes(32, "big") * 2), Vault([SecretStr(key)])
+        row = {
+            "ciphertext": vault.seal(keys.secret.encode()),
+            "seed_ciphertext": vault.seal(keys.private_key.encode()),
+            "public_key": keys.public_key,
+        }
+        await self.make.endpoint_secret(endpoint_id=endpoint_id, **row | given)
+        self.secrets.setdefault(endpoint_id, []).append(keys.secret)
+        self.public_keys.setdefault(endpoint_id, []).append(keys.public_key)
+        return keys.secret
 
     async def deliver(self, endpoint_id: UUID, count: int = 1, **given: Any) -> list[UUID]:
         """Event deliveries of `count` new events, due now; their ids."""
         return [(await self.make.event_delivery(endpoint_id=endpoint_id, **given))["id"] for _ in range(count)]
+
+    async def backlog(self, endpoint_id: UUID, count: int, *, tenant_id: str = TENANT) -> None:
+        """So many event deliveries at once, due since an hour ago, of events without a sequence."""
+        await self.run(
+            """WITH staged AS (
+                   INSERT INTO event_deliveries (tenant_id, id, event_id, endpoint_id, event_type, next_attempt_at)
+                   SELECT %(tenant_id)s, gen_random_uuid(), 'evt_' || gen_random_uuid(), %(endpoint_id)s, 'order.paid',
+                          ipn_now() - interval '1 hour'
+                     FROM generate_series(1, %(count)s) RETURNING tenant_id, event_id)
+               INSERT INTO events (tenant_id, id, type, body) SELECT tenant_id, event_id, 'endpoint.test', '{}' FROM staged""",
+            tenant_id=tenant_id,
+            endpoint_id=endpoint_id,
+            count=count,
+        )
 
     async def rows(self, table: str, where: str = "true", order: str = "id", **values: Any) -> list[Row]:
         async with self.db.transaction("test.rows") as tx:
@@ -205,10 +239,11 @@ class Hanging:
 
 
 async def _main(url: str, key: str) -> None:
-    """Deliver what is due once; say what was counted."""
+    """Deliver what is due once, as soon as something can be claimed; say what was counted."""
     logs.configure(json=True)
     async with database.Database(url, clock=Clock(), faults=Faults(), name="dispatcher") as db, dispatching(db, key=key) as running:
-        await running.dispatcher.run_once()
+        while not await running.dispatcher.run_once():  # noqa: ASYNC110 - another process may have it locked; only the database tells
+            await asyncio.sleep(0.02)
         assert await running.slots.drained(seconds=30)
     sys.stdout.write(json.dumps(logs.counters))
 

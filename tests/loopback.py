@@ -137,13 +137,13 @@ def event(to: Server | str, body: bytes = b'{"id":"evt_1"}') -> DeliveryRequest:
 
 
 @functools.cache
-def tls_contexts() -> tuple[ssl.SSLContext, ssl.SSLContext]:
-    """A server's context with a self-signed certificate for localhost, and a client's that trusts it."""
+def tls_contexts(host: str = "localhost", *, valid_days: int = 36500) -> tuple[ssl.SSLContext, ssl.SSLContext]:
+    """A server's context with a self-signed certificate, by default for localhost, and a client's that trusts it. It begins in 2020."""
     key = ec.generate_private_key(ec.SECP256R1())
-    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "localhost")])
+    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, host)])
     start = datetime(2020, 1, 1, tzinfo=UTC)
-    builder = x509.CertificateBuilder(name, name, key.public_key(), 1, start, start + timedelta(days=36500))
-    builder = builder.add_extension(x509.SubjectAlternativeName([x509.DNSName("localhost")]), critical=False)
+    builder = x509.CertificateBuilder(name, name, key.public_key(), 1, start, start + timedelta(days=valid_days))
+    builder = builder.add_extension(x509.SubjectAlternativeName([x509.DNSName(host)]), critical=False)
     certificate = builder.sign(key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM)
     plain = (serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
     server = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)

@@ -149,7 +149,7 @@ async def opened(database_url: str) -> AsyncIterator[Site]:
         given = {"store_id": STORE, "store_passwd": PASSWORD, "mode": "sandbox", "base_url": provider_url}
         await sources.create(db, vault, TENANT, SOURCE, provider="sslcommerz", given=given, actor="test")
         new = endpoints.NewEndpoint(url=f"{subscriber_url}/webhooks", events=["*"])
-        made = await endpoints.create(db, vault, TENANT, new, secret_bytes=os.urandom(32), actor="test")
+        made = await endpoints.create(db, vault, TENANT, new, secret_bytes=os.urandom(64), actor="test")
         subscriber.state.subscriber.secrets = [made.secret]
         site = Site(database_url, db, provider.state.simulator, subscriber, SHORT | {"IPN_SECRET_KEY": key}, http)
         try:

@@ -15,9 +15,14 @@ if TYPE_CHECKING:
 TEXT_MAX: Final = 255
 """Characters of a member that is read; a longer one is none that a provider documents."""
 
+CODE_MAX: Final = 60
+"""Characters of a cause code."""
+
 MASK: Final = "***"
 
 _DECIMAL = re.compile(r"[0-9]{1,12}(?:\.[0-9]{1,12})?")
+_WORD = re.compile(r"[a-z]+(?:_[a-z]+)*")
+_PUNCTUATION = ".,;:!?()[]{}<>'\"`"
 _OK = 200
 _DEPTH_MAX = 32
 
@@ -61,6 +66,28 @@ def code(prefix: str, word: str) -> str:
     """A short cause code from a provider's word, which may go on: `INVALID_SOURCE 192.0.2.1` gives `<prefix>_INVALID_SOURCE`."""
     match = re.match(r"[A-Za-z_]{1,40}", word)
     return f"{prefix}_{match[0] if match else 'missing'}"
+
+
+def sentence(answer: Mapping[str, Any], name: str) -> str:
+    """A member that is prose, of which the first `TEXT_MAX` characters are read; empty when it is none."""
+    value = answer.get(name)
+    return value[:TEXT_MAX].strip() if isinstance(value, str) else ""
+
+
+def reason(prefix: str, prose: str, secrets: Collection[str]) -> str:
+    """A short cause code from a provider's sentence: `cus_email is wrong: a@b.example` gives `<prefix>_cus_email_is_wrong`.
+
+    Only its plain words are taken, in lower case and from the front; numbers, addresses and the secrets are left out.
+    """
+    for secret in secrets:
+        prose = re.sub(re.escape(secret), " ", prose, flags=re.IGNORECASE)
+    words = [word.strip(_PUNCTUATION).lower() for word in prose.split()]
+    found = prefix
+    for word in filter(_WORD.fullmatch, words):
+        if len(found) + len(word) >= CODE_MAX:
+            break
+        found = f"{found}_{word}"
+    return found
 
 
 def is_masked(name: str, masked_fields: Collection[str]) -> bool:

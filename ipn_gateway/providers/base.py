@@ -1,7 +1,8 @@
 """What a provider adapter is: pure translation between a provider's words and ours.
 
 An adapter touches no database, clock or setting. It reads a request (`assertions`), proves it locally where it can (`authenticate`),
-and asks the provider through the function it is given (`validate`, `query`). What it finds are values; it raises only for bugs.
+asks the provider through the function it is given (`validate`, `query`), and tells it to move money (`open_session`, `refund`,
+`refund_status`). What it finds are values; it raises only for bugs.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ class Effect(StrEnum):
     FAILED = "failed"
     CANCELLED = "cancelled"
     EXPIRED = "expired"
+    REFUNDED = "refunded"  # money went back, `Confirmed.amount` of it, from the payment that `provider_transaction_id` names
     INFORMATIVE = "informative"  # known, and changes nothing
     UNKNOWN = "unknown"  # a word that the adapter does not know: a person decides
 
@@ -67,7 +69,8 @@ class Assertion:
     """What a notification says, before it is believed: for display and for asking, never for effects.
 
     `operation_id` is the provider's name for the operation where the notification itself carries it (SSLCOMMERZ: `val_id`).
-    `amount` and `currency` are those of the order; `fields` are the decoded fields, once each, in the order received.
+    `amount` and `currency` are those of the order; `fields` are the decoded fields, once each, in the order received. `request` is what
+    was read, byte for byte, for a provider that confirms a notification when it is posted back.
     """
 
     order_id: str
@@ -80,6 +83,7 @@ class Assertion:
     copy_id: str | None = None  # the same in every copy of one notification, and in nothing else that the local proof lets through
     fields: Mapping[str, str] = field(default_factory=dict, repr=False)
     alerts: tuple[str, ...] = ()  # well-formed but unusual: kept, alerted on, never read
+    request: InboundRequest | None = field(default=None, repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,6 +144,106 @@ class Unknown:
 Verdict = Confirmed | Refuted | Unconfirmed | Unknown
 
 
+# --- money that we tell a provider to move: what is asked, and what became of it
+
+
+@dataclass(frozen=True, slots=True)
+class SessionRequest:
+    """A customer's visit to the provider's payment page.
+
+    `customer` has name, email, phone, address, city, postcode and country; `product` has name, category and profile, the last in the
+    provider's words. The customer's browser is sent to one of the first three URLs, the notification is posted to the fourth.
+    """
+
+    order_id: str
+    amount: Decimal
+    currency: str
+    customer: Mapping[str, str] = field(repr=False)
+    product: Mapping[str, str]
+    success_url: str
+    fail_url: str
+    cancel_url: str
+    notification_url: str
+
+
+@dataclass(frozen=True, slots=True)
+class SessionOpened:
+    """Where to send the customer: an absolute http(s) URL without credentials. Who has it may pay the order."""
+
+    redirect_url: str = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Declined:
+    """A definite no: the provider says that nothing happened, or was not asked. `code` is short and holds no secret."""
+
+    code: str
+
+
+@dataclass(frozen=True, slots=True)
+class NoOutcome:
+    """It may have happened. `sent` is False only when the request provably never left, and then it has not."""
+
+    cause: str  # a short code, such as `timeout`, `status_500`, `not_json`, `api_connect_FAILED`
+    sent: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class RefundRequest:
+    """Money to give back, of one payment. `key` is ours: the same for the same intent, at most `Provider.refund_key_length_max` long.
+
+    `amount` and `payment_amount` are in `currency`, the order's; `settled_amount` is the whole payment as the provider settled it, in
+    `settled_currency`. Both are None where it named none.
+    """
+
+    key: str
+    order_id: str
+    provider_transaction_id: str
+    amount: Decimal
+    currency: str
+    payment_amount: Decimal
+    settled_amount: Decimal | None
+    settled_currency: str | None
+    remarks: str
+
+
+@dataclass(frozen=True, slots=True)
+class RefundAccepted:
+    """The provider will give the money back; `provider_refund_id` is what it is asked about until that is done."""
+
+    provider_refund_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class RefundRequestedBefore:
+    """The provider has this request already, finished or in progress, and names no id to ask about."""
+
+
+@dataclass(frozen=True, slots=True)
+class RefundSucceeded:
+    """The money went back. Final."""
+
+
+@dataclass(frozen=True, slots=True)
+class RefundCancelled:
+    """The money did not go back, and will not. Final. `code` is short and holds no secret."""
+
+    code: str
+
+
+@dataclass(frozen=True, slots=True)
+class RefundPending:
+    """Not decided yet: ask again."""
+
+
+SessionAnswer = SessionOpened | Declined | NoOutcome
+RefundAnswer = RefundAccepted | RefundRequestedBefore | Declined | NoOutcome
+RefundStatus = RefundSucceeded | RefundCancelled | RefundPending | NoOutcome
+
+
+# --- how a provider is asked
+
+
 @dataclass(frozen=True, slots=True)
 class Answer:
     """What a provider answered: status, lower-case Content-Type without parameters, and at most 1 MiB of body."""
@@ -158,12 +262,18 @@ class NoAnswer:
 
 
 class Ask(Protocol):
-    """The way to the provider: one request, one total deadline; credentials in `params` and `form` are never logged."""
+    """The way to the provider: one request, one total deadline; credentials in what is sent are never logged."""
 
     async def __call__(
-        self, method: Literal["GET", "POST"], url: str, *, params: Mapping[str, str] | None = None, form: Mapping[str, str] | None = None
+        self,
+        method: Literal["GET", "POST"],
+        url: str,
+        *,
+        params: Mapping[str, str] | None = None,
+        form: Mapping[str, str] | bytes | None = None,
+        headers: Mapping[str, str] | None = None,
     ) -> Answer | NoAnswer:
-        """Send it and give what came back."""
+        """Send it and give what came back. A form that is bytes is sent as it is, with the Content-Type of `headers` where that has one."""
         ...
 
 
@@ -194,6 +304,8 @@ class Provider(Protocol):
     Config: ClassVar[type[ProviderConfig]]
     EFFECTS: ClassVar[Mapping[str, Effect]]
     order_id_length_max: ClassVar[int]
+    refund_key_length_max: ClassVar[int]  # of our key for a refund
+    key_retention_hours: ClassVar[float | None]  # how long the provider knows such a key; None where it publishes nothing
     masked_fields: ClassVar[Sequence[str]]  # names, or prefixes ending in `*`, that views never show in full
     ack: ClassVar[Ack]
 
@@ -211,4 +323,23 @@ class Provider(Protocol):
 
     async def query(self, ask: Ask, config: Any, order_id: str) -> list[Verdict]:
         """Everything that the provider knows about an order: one verdict an attempt, paid ones first; Unknown when it gave none."""
+        ...
+
+    def order_amount_problem(self, amount: Decimal, currency: str) -> str | None:
+        """A sentence when the provider takes no payment of this amount; None when it does, or when only it can tell."""
+        ...
+
+    async def open_session(self, ask: Ask, config: Any, request: SessionRequest) -> SessionAnswer:
+        """Open a payment page. Moves no money, so that it may be repeated."""
+        ...
+
+    async def refund(self, ask: Ask, config: Any, request: RefundRequest) -> RefundAnswer:
+        """Give money back, asked for once. What is not a clear answer about this very request is `NoOutcome`, never `Declined`.
+
+        What a status code means is the provider's own: 409 may say in progress, already done, or something else altogether.
+        """
+        ...
+
+    async def refund_status(self, ask: Ask, config: Any, provider_refund_id: str, provider_transaction_id: str) -> RefundStatus:
+        """How far an accepted refund is. Changes nothing."""
         ...

@@ -12,9 +12,9 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta, timezone
 from decimal import Decimal
-from typing import Any, ClassVar, Final, Literal
+from typing import Any, ClassVar, Final
 
-from ipn_gateway.providers import answers, configs, forms
+from ipn_gateway.providers import answers, forms, sslcommerz_api, sslcommerz_money
 from ipn_gateway.providers.base import (
     NEGATIVE,
     Ack,
@@ -27,11 +27,18 @@ from ipn_gateway.providers.base import (
     Proof,
     Provider,
     ProviderConfig,
+    RefundAnswer,
+    RefundRequest,
+    RefundStatus,
     Refuted,
+    SessionAnswer,
+    SessionRequest,
     Unconfirmed,
     Unknown,
     Verdict,
 )
+from ipn_gateway.providers.sslcommerz_api import SslcommerzConfig
+from ipn_gateway.providers.sslcommerz_api import view as _view
 
 # Their status -> our effect. API v4; PENDING and PROCESSING are words of the transaction query.
 EFFECTS: Final[Mapping[str, Effect]] = {
@@ -48,10 +55,6 @@ EFFECTS: Final[Mapping[str, Effect]] = {
 # What the validator says of a val_id that is no payment. None of it closes an order: a validator answers about one val_id only.
 _REFUTING: Final = frozenset({"INVALID_TRANSACTION", "FAILED", "CANCELLED", "EXPIRED", "UNATTEMPTED"})
 
-_HOSTS: Final = {"sandbox": "https://sandbox.sslcommerz.com", "live": "https://securepay.sslcommerz.com"}
-_VALIDATOR: Final = "/validator/api/validationserverAPI.php"
-_QUERY: Final = "/validator/api/merchantTransIDvalidationAPI.php"
-
 _HASH_FIELDS: Final = frozenset({"verify_sign", "verify_sign_sha2", "verify_key"})
 _MONEY: Final = frozenset({"amount", "currency", "currency_type", "currency_amount"})
 _SIGNED: Final = frozenset({"tran_id", "status", "store_id", "tran_date", "bank_tran_id"}) | _MONEY
@@ -63,28 +66,7 @@ _STATUS: Final = re.compile(r"[!-~](?:[ -~]{0,62}[!-~])?")
 _VAL_ID: Final = re.compile(r"[A-Za-z0-9._-]{1,100}")
 _CURRENCY: Final = re.compile(r"[A-Z]{3}")
 _LISTED_PAYMENTS_MAX: Final = 5  # questions that one query may lead to
-_MASKED_FIELDS: Final = ("card_no", "cus_*")
 _DHAKA: Final = timezone(timedelta(hours=6))  # their times carry no zone; Bangladesh has had no daylight saving since 2009
-
-
-class SslcommerzConfig(ProviderConfig, frozen=True):
-    """A store. `store_id` and `store_passwd` are those of API v4, not of the merchant panel."""
-
-    SECRETS: ClassVar[tuple[str, ...]] = ("store_passwd",)
-
-    store_id: configs.CleanText
-    store_passwd: configs.CleanSecret
-    mode: Literal["sandbox", "live"]
-    base_url: configs.Origin | None = None
-
-    @property
-    def account(self) -> str:
-        """The store's id."""
-        return self.store_id
-
-    def url(self, path: str) -> str:
-        """A path of theirs on `base_url`, by default on the host of the mode."""
-        return (self.base_url or _HOSTS[self.mode]) + path
 
 
 # --- what a notification says
@@ -182,20 +164,13 @@ def _utc(tran_date: str) -> datetime | None:
         return None
 
 
-def _view(answer: Mapping[str, Any]) -> dict[str, Any]:
-    """An answer to keep, without card numbers, what is known of the customer, and credentials."""
-    return answers.view(answer, (*_MASKED_FIELDS, "store_passwd"))
-
-
 async def _ask(ask: Ask, config: SslcommerzConfig, path: str, **params: str) -> dict[str, Any] | Unknown:
     """One question; only an object with `APIConnect` DONE says anything about a payment (API v4)."""
-    credentials = {"store_id": config.store_id, "store_passwd": config.store_passwd.get_secret_value()}
-    got = await ask("GET", config.url(path), params={**params, **credentials, "format": "json"})
-    answer = answers.decoded(got)
+    answer = answers.decoded(await sslcommerz_api.get(ask, config, path, **params))
     if isinstance(answer, Unknown):
         return answer
-    connect = answers.text(answer, "APIConnect")
-    return answer if connect == "DONE" else Unknown(answers.code("api_connect", connect), _view(answer))
+    cause = sslcommerz_api.refusal(answer)
+    return answer if cause is None else Unknown(cause, _view(answer))
 
 
 def _paid(answer: Mapping[str, Any], config: SslcommerzConfig, val_id: str) -> Confirmed | Unknown:
@@ -240,7 +215,7 @@ def _judged(answer: Mapping[str, Any], config: SslcommerzConfig, val_id: str, or
 
 
 async def _validated(ask: Ask, config: SslcommerzConfig, val_id: str, order_id: str, posted_store: str = "") -> Verdict:
-    answer = await _ask(ask, config, _VALIDATOR, val_id=val_id, v="1")
+    answer = await _ask(ask, config, sslcommerz_api.VALIDATOR, val_id=val_id, v="1")
     return answer if isinstance(answer, Unknown) else _judged(answer, config, val_id, order_id, posted_store)
 
 
@@ -269,7 +244,7 @@ class _Listing:
 
 async def _listed(ask: Ask, config: SslcommerzConfig, order_id: str) -> _Listing | Refuted | Unknown:
     """Ask the transaction query. An order that they do not know comes as count 0 with one element of status INVALID (observed)."""
-    answer = await _ask(ask, config, _QUERY, tran_id=order_id)
+    answer = await _ask(ask, config, sslcommerz_api.QUERY, tran_id=order_id)
     if isinstance(answer, Unknown):
         return answer
     view, elements = _view(answer), answer.get("element")
@@ -346,7 +321,9 @@ class Sslcommerz:
     Config: ClassVar[type[ProviderConfig]] = SslcommerzConfig
     EFFECTS: ClassVar[Mapping[str, Effect]] = EFFECTS
     order_id_length_max: ClassVar[int] = 30
-    masked_fields: ClassVar[Sequence[str]] = _MASKED_FIELDS
+    refund_key_length_max: ClassVar[int] = sslcommerz_money.REFUND_KEY_LENGTH_MAX
+    key_retention_hours: ClassVar[float | None] = None  # not published
+    masked_fields: ClassVar[Sequence[str]] = sslcommerz_api.MASKED_FIELDS
     ack: ClassVar[Ack] = Ack()
 
     def assertions(self, request: InboundRequest) -> list[Assertion] | Malformed:
@@ -395,6 +372,24 @@ class Sslcommerz:
             return [*paid, listing.unsettled]
         negatives = [(attempt, EFFECTS[answers.text(attempt, "status")]) for attempt in listing.of(*NEGATIVE)]
         return [*paid, *(_unpaid(attempt, config, effect) for attempt, effect in negatives)]
+
+    def order_amount_problem(self, amount: Decimal, currency: str) -> str | None:
+        """The limits of a session, where they can be known here."""
+        return sslcommerz_money.order_amount_problem(amount, currency)
+
+    async def open_session(self, ask: Ask, config: SslcommerzConfig, request: SessionRequest) -> SessionAnswer:
+        """One POST."""
+        return await sslcommerz_money.open_session(ask, config, request)
+
+    async def refund(self, ask: Ask, config: SslcommerzConfig, request: RefundRequest) -> RefundAnswer:
+        """One GET that has an effect, in BDT whatever the order's currency is."""
+        return await sslcommerz_money.refund(ask, config, request)
+
+    async def refund_status(
+        self, ask: Ask, config: SslcommerzConfig, provider_refund_id: str, provider_transaction_id: str
+    ) -> RefundStatus:
+        """One GET that has none."""
+        return await sslcommerz_money.refund_status(ask, config, provider_refund_id, provider_transaction_id)
 
 
 PROVIDER: Final[Provider] = Sslcommerz()

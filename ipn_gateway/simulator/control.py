@@ -87,6 +87,7 @@ class Control:
                 "by_refund_trans_id": dict(self.api.refund_calls),
                 "queries": self.api.refund_queries.total(),
                 "accepted": len(self.api.refunds.by_ref_id),
+                "accepted_by_refund_trans_id": dict(self.api.refunds.accepted()),
             },
             "ipns": self.sender.counts.view(),
             "hanging": self.api.faults.hanging,

@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from starlette.requests import Request
 from starlette.responses import Response
 
-from ipn_gateway.simulator import connections
+from ipn_gateway.simulator import connections, sessions
 from ipn_gateway.simulator.payments import Answer
 from ipn_gateway.simulator.sslcommerz import Json
 
@@ -22,6 +22,9 @@ Kind = Literal[
     "hang",
     "reset",
     "record_then_reset",
+    "record_then_hang",
+    "record_then_status500",
+    "failed",
     "invalid_transaction",
     "processing",
     "pending",
@@ -39,9 +42,11 @@ class Fault(BaseModel):
 
     `html`, `empty` (both with status 200), `status500` and `apiconnect` (member `value`, or FAILED) do nothing else;
     `reset` cuts the connection before anything is recorded, `record_then_reset` after it; `hang` answers only when
-    released, after `seconds`, or never if the client leaves; `invalid_transaction`, `processing` and `pending` record
-    nothing and say so; `element_dict` gives a query's element without its list, `reversed` turns the list round;
-    `fields` replaces members of the true answer by `fields`, in every element of a list too.
+    released, after `seconds`, or never if the client leaves, in which case nothing is recorded; `record_then_hang` and
+    `record_then_status500` do what was asked, and answer that late, or not; `failed`, `invalid_transaction`,
+    `processing` and `pending` record nothing and say so, `failed` with `value` as its reason; `element_dict` gives a
+    query's element without its list, `reversed` turns the list round; `fields` replaces members of the true answer by
+    `fields`, in every element of a list too.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -50,8 +55,8 @@ class Fault(BaseModel):
     kind: Kind
     times: int | None = Field(default=1, ge=1, description="how many answers; null means until deleted")
     tran_id: str | None = Field(default=None, description="only answers about this order")
-    seconds: float = Field(default=60.0, ge=0, le=600, description="how long `hang` may last")
-    value: str = Field(default="FAILED", description="what `apiconnect` says")
+    seconds: float = Field(default=60.0, ge=0, le=600, description="how long an answer may hang")
+    value: str = Field(default="FAILED", description="what `apiconnect` says, and why `failed` is")
     fields: dict[str, Any] = Field(default_factory=dict, description="members that `fields` replaces; null removes one")
 
 
@@ -101,10 +106,16 @@ class Faults:
         if canned := _canned(fault):
             return canned
         answer = ask()
-        if fault.kind == "record_then_reset":
-            answer.recorded()
-            return await connections.reset(request)
+        if fault.kind.startswith("record_then_"):
+            return await self._lost(request, fault, answer.recorded())
         return _json(_reshaped(fault, tran_id, answer.recorded() if fault.kind in _RECORDED else answer.body))
+
+    async def _lost(self, request: Request, fault: Fault, body: Json) -> Response:
+        """What was asked is done. A client that waits for an answer that hangs gets it in the end."""
+        if fault.kind == "record_then_reset":
+            return await connections.reset(request)
+        late = fault.kind == "record_then_hang" and await self._hang(request, fault.seconds)
+        return _json(body) if late else _internal_error()
 
     async def _hang(self, request: Request, seconds: float) -> bool:
         self.hanging += 1
@@ -118,6 +129,10 @@ def _json(body: Json) -> Response:
     return Response(json.dumps(body), media_type="application/json")
 
 
+def _internal_error() -> Response:
+    return Response("Internal Server Error", status_code=500, media_type="text/plain")
+
+
 def _canned(fault: Fault) -> Response | None:
     match fault.kind:
         case "html":
@@ -125,7 +140,7 @@ def _canned(fault: Fault) -> Response | None:
         case "empty":
             return Response(b"", media_type="application/json")
         case "status500":
-            return Response("Internal Server Error", status_code=500, media_type="text/plain")
+            return _internal_error()
         case "apiconnect":
             return _json({"APIConnect": fault.value})
         case _:
@@ -133,9 +148,9 @@ def _canned(fault: Fault) -> Response | None:
 
 
 def _reshaped(fault: Fault, tran_id: str | None, body: Json) -> Json:
-    if body.get("APIConnect", "DONE") != "DONE":
-        return body
-    match fault.kind:
+    match fault.kind if body.get("APIConnect", "DONE") == "DONE" else None:
+        case "failed":
+            return _failed(fault, body)
         case "invalid_transaction":
             return _unknown(tran_id) if "element" in body else {"status": "INVALID_TRANSACTION", "APIConnect": "DONE"}
         case "processing" | "pending":
@@ -147,6 +162,16 @@ def _reshaped(fault: Fault, tran_id: str | None, body: Json) -> Json:
             return _replaced(body, fault.fields)
         case _:
             return body
+
+
+def _failed(fault: Fault, body: Json) -> Json:
+    """A refusal, as each call words it."""
+    if fault.path == "init":
+        return sessions.refused(fault.value)
+    if fault.path in {"refund", "refund_query"}:
+        refused: Json = {"status": "failed", "refund_ref_id": ""} if fault.path == "refund" else {"status": "cancelled"}
+        return body | refused | {"errorReason": fault.value}
+    return _replaced(body, {"status": "FAILED"})
 
 
 def _unknown(tran_id: str | None) -> Json:

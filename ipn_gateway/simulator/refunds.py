@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field
 from decimal import Decimal, InvalidOperation
 from typing import TYPE_CHECKING, Final
@@ -61,6 +62,10 @@ class Refunds:
             initiated_on=text_of(self.clock()),
         )
         return Answer(_initiated(payment, names, "success", ref_id=refund.ref_id), lambda: self._remember(refund))
+
+    def accepted(self) -> Counter[str]:
+        """How many refunds were accepted under each `refund_trans_id`, over all stores: how often money moved."""
+        return Counter(refund.trans_id for refund in self.by_ref_id.values())
 
     def query(self, store_id: str, ref_id: str) -> Answer:
         """How far a refund is. Asking often enough finishes it."""

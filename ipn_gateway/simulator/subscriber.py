@@ -13,7 +13,9 @@ from pydantic import BaseModel, ConfigDict, Field
 from standardwebhooks import Webhook, WebhookVerificationError
 from standardwebhooks.webhooks import EmptyWebhookSecretError
 
+from ipn_gateway import receiver
 from ipn_gateway.simulator import connections
+from ipn_gateway.simulator.world import host_time
 
 SLOW_SECONDS: Final = 1.0
 HANG_SECONDS: Final = 600.0
@@ -36,7 +38,7 @@ class Mode(BaseModel):
 
 
 class Secrets(BaseModel):
-    """The signing secrets that count from now on: `whsec_…`, several while one is rotated."""
+    """What counts from now on: signing secrets (`whsec_…`) and public keys (`whpk_…`), several while one is rotated."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -151,16 +153,28 @@ class Subscriber:
         return mode
 
     def _verifies(self, secret: str, body: bytes, headers: dict[str, str]) -> bool:
-        webhook = Webhook(secret)
         try:
+            if secret.startswith(receiver.PUBLIC_KEY_PREFIX):  # the library knows v1 only
+                now = host_time().timestamp() if self._check_age else float(headers["webhook-timestamp"])
+                receiver.verify(headers, body, [secret], now=now)
+                return True
+            webhook = Webhook(secret)
             if self._check_age:
                 webhook.verify(body, headers)
                 return True
             moment = datetime.fromtimestamp(int(headers["webhook-timestamp"]), UTC)
             expected = webhook.sign(headers["webhook-id"], moment, body.decode())
             return expected in headers["webhook-signature"].split(" ")
-        except (WebhookVerificationError, KeyError, ValueError):
+        except (WebhookVerificationError, receiver.Rejected, KeyError, ValueError):
             return False
+
+
+def _check_usable(secrets: list[str]) -> None:
+    for secret in secrets:
+        if secret.startswith(receiver.PUBLIC_KEY_PREFIX):
+            receiver.check_keys([secret])
+        else:
+            Webhook(secret)  # raises for what is none
 
 
 def create_subscriber(secret: str | None = None, *, check_age: bool = True) -> FastAPI:
@@ -191,9 +205,10 @@ def create_subscriber(secret: str | None = None, *, check_age: bool = True) -> F
     async def set_secrets(asked: Secrets) -> Response:
         """Take other signing secrets."""
         try:
-            subscriber.secrets = [secret for secret in asked.secrets if Webhook(secret)]
+            _check_usable(asked.secrets)
         except (ValueError, EmptyWebhookSecretError) as error:
-            raise HTTPException(422, "a secret is `whsec_` and base64") from error
+            raise HTTPException(422, "a secret is `whsec_` and base64, a public key `whpk_` and base64") from error
+        subscriber.secrets = asked.secrets
         return Response(status_code=204)
 
     return app

@@ -8,8 +8,27 @@ from fastapi import FastAPI
 from fastapi.middleware.cors import CORSMiddleware
 
 from ipn_gateway import __version__
+from ipn_gateway.idempotency import Idempotency
 from ipn_gateway.slots import Slots
-from ipn_gateway.web import contract, deliveries, endpoints, health, listener, openapi, orders, pages, problems, returns, sources
+from ipn_gateway.web import (
+    checkouts,
+    contract,
+    deliveries,
+    endpoints,
+    health,
+    idempotency_keys,
+    keyed,
+    limits,
+    listener,
+    metrics,
+    openapi,
+    orders,
+    pages,
+    problems,
+    refunds,
+    returns,
+    sources,
+)
 from ipn_gateway.web.deps import networks
 from ipn_gateway.web.shield import REQUESTS_MAX, Shield
 
@@ -23,13 +42,17 @@ ROUTERS = (
     listener.router,
     returns.router,
     orders.router,
+    checkouts.router,
+    refunds.router,
     deliveries.inbound,
     sources.router,
+    idempotency_keys.router,
     endpoints.router,
     deliveries.events,
     deliveries.outbound,
     contract.router,
     health.router,
+    metrics.router,
     pages.router,
 )
 
@@ -49,7 +72,7 @@ class Gateway(FastAPI):
 def create_app(rt: Runtime) -> FastAPI:
     """The app over `rt`. It can be mounted in another one: it opens and closes nothing. `app.state.slots` drains before `rt` is closed.
 
-    Raises `ConfigurationError` for a setting that only the web role reads.
+    Raises `ConfigurationError` for a setting that only the web role reads, and for a POST that declares no operation.
     """
     networks(rt.settings.trusted_proxies)
     app = Gateway(
@@ -63,9 +86,17 @@ def create_app(rt: Runtime) -> FastAPI:
     )
     app.state.runtime = rt
     app.state.slots = Slots(REQUESTS_MAX)
+    app.state.limiter = limits.Limiter(rt.settings.rate_limit_per_tenant, rt.clock)
+    app.state.gauges = metrics.Gauges(rt)
     problems.install(app)
     for router in ROUTERS:
         app.include_router(router)
+    app.state.idempotency = Idempotency(
+        rt.db,
+        keyed.declared(app.routes),
+        lease_seconds=rt.settings.idempotency_lease_seconds,
+        retention_hours=rt.settings.idempotency_retention_hours,
+    )
     openapi.webhooks(app)
     if rt.settings.cors_origins:
         app.add_middleware(
@@ -73,7 +104,7 @@ def create_app(rt: Runtime) -> FastAPI:
             allow_origins=list(rt.settings.cors_origins),
             allow_methods=["GET", "POST", "PATCH", "DELETE"],
             allow_headers=["Authorization", "Content-Type", "Idempotency-Key"],
-            expose_headers=["Location", "Retry-After", "Idempotent-Replayed"],
+            expose_headers=["Location", "Retry-After", "Idempotent-Replayed", *limits.HEADERS],
         )
     return app
 

@@ -23,22 +23,23 @@ Model = TypeVar("Model", bound=BaseModel)
 
 
 async def read(request: Request, model: type[Model], *, optional: bool = False) -> Model:
-    """The body as `model`; with `optional`, no body at all is `{}`.
+    """The body as `model`; with `optional`, no body at all is `{}`. Its members as they came are left in `request.state.members`.
 
     Raises `PayloadTooLarge`, `RequestTimeout`, `UnsupportedMediaType` for anything but JSON, `UnknownParameter` for a repeated member,
     and `ValidationFailed`.
     """
     data = await read_body(request)
     if not data and optional:
-        return _checked(model, {})
+        return _checked(request, model, {})
     media_type, _, parameters = request.headers.get("content-type", "").partition(";")
     charset = parameters.strip().lower().removeprefix("charset=").strip('"')
     if media_type.strip().lower() != "application/json" or charset not in {"", "utf-8"} or request.headers.get("content-encoding"):
         raise UnsupportedMediaType("Send JSON, with `Content-Type: application/json` and without a Content-Encoding.")
-    return _checked(model, parse(data))
+    return _checked(request, model, parse(data))
 
 
-def _checked(model: type[Model], members: dict[str, Any]) -> Model:
+def _checked(request: Request, model: type[Model], members: dict[str, Any]) -> Model:
+    request.state.members = members
     try:
         return model.model_validate(members)
     except ValidationError as error:

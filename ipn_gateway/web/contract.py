@@ -1,15 +1,21 @@
 """`/v1/contract`: what callers may rely on, from the settings and declarations that the code runs on."""
 
+from collections.abc import Sequence
 from typing import Any, Final
 
-from fastapi import APIRouter, Depends
+from fastapi import APIRouter, Depends, Request
 from pydantic import BaseModel, create_model
+from starlette.routing import BaseRoute
 
-from ipn_gateway import events, guard, schedule, signing
+from ipn_gateway import attempts, endpoint_health, events, guard, idempotency_keys, receiver, schedule, signing
+from ipn_gateway.errors import RateLimited
 from ipn_gateway.models import DeliveryOutcome
+from ipn_gateway.operations import REPLAYED_HEADER
 from ipn_gateway.providers import discovered
 from ipn_gateway.settings import Settings
+from ipn_gateway.web import publication, schemas
 from ipn_gateway.web.deps import BODY_BYTES_MAX, RuntimeDep, open_to_all
+from ipn_gateway.web.limits import HEADERS
 
 router = APIRouter(tags=["service"], dependencies=[Depends(open_to_all)])
 
@@ -18,19 +24,22 @@ RECEIVED_BYTES_MAX: Final = 64 * 1024
 
 
 @router.get("/v1/contract")
-async def contract(rt: RuntimeDep) -> dict[str, Any]:
-    """The published contract: what is taken in, what is sent when, and how long things are kept."""
-    return described(rt.settings)
+async def contract(request: Request, rt: RuntimeDep) -> dict[str, Any]:
+    """The published contract: what is taken in, what is sent when, what a key means, and how long things are kept."""
+    return described(rt.settings, request.app.routes)
 
 
-def described(settings: Settings) -> dict[str, Any]:
-    """The contract under these settings."""
+def described(settings: Settings, routes: Sequence[BaseRoute]) -> dict[str, Any]:
+    """The contract under these settings; `routes` declare the keyed operations."""
     return {
         "version": VERSION,
         "inbound": _inbound(settings),
         "outbound": _outbound(settings),
-        "events": [{"type": name, "schema": wire_model(name).model_json_schema()} for name in events.CATALOGUE],
-        "idempotency": {"operations": []},
+        "events": [
+            {"type": name, "version": version, "schema": wire_model(name).model_json_schema()} for name, version in events.VERSIONS.items()
+        ],
+        "idempotency": _idempotency(settings, routes),
+        "rate_limit": _rate_limit(settings),
         "retention": _retention(settings),
     }
 
@@ -69,14 +78,54 @@ def _outbound(settings: Settings) -> dict[str, Any]:
         "success": "2xx",
         "signature": {
             "standard": "Standard Webhooks 1.0.0",
-            "versions": ["v1"],
+            "versions": ["v1", "v1a"],
+            "algorithms": {"v1": "HMAC-SHA256", "v1a": "ed25519"},
+            "forms": {
+                "v1": f"{receiver.SECRET_PREFIX} and base64 of {signing.SECRET_BYTES} bytes: the secret, which both sides have",
+                "v1a": f"{receiver.PUBLIC_KEY_PREFIX} and base64 of {receiver.PUBLIC_KEY_BYTES} bytes: the public key",
+            },
+            "public_keys": "public_key of each of the secrets that GET /v1/endpoints/{endpoint_id} lists",
             "signed": "{webhook-id}.{webhook-timestamp}.{body}",
-            "tolerance_seconds": signing.TOLERANCE_SECONDS,
+            "order": "v1 of every active secret, then v1a of every active key, the newest of each first; one that fits is enough",
+            "tolerance_seconds": receiver.TOLERANCE_SECONDS,
         },
-        "headers": [signing.HEADER_ID, signing.HEADER_TIMESTAMP, signing.HEADER_SIGNATURE],
+        "headers": [receiver.HEADER_ID, receiver.HEADER_TIMESTAMP, receiver.HEADER_SIGNATURE],
         "redirects": "not followed",
         "retry_after_seconds_max": schedule.HINT_MAX_SECONDS,
+        "breaker": {"failures": attempts.TRYING_FROM, "rest_seconds_max": attempts.REST_SECONDS_MAX},
+        "failing": {"warned_after_days": endpoint_health.WARNED_AFTER_DAYS, "disabled_after_days": endpoint_health.DISABLED_AFTER_DAYS},
         "response_bytes_read": RECEIVED_BYTES_MAX,
+        "custom_events": {
+            "type_pattern": f"^{events.TYPE_PATTERN}$",
+            "type_length_max": events.TYPE_LENGTH_MAX,
+            "reserved_families": sorted(events.FAMILIES),
+            "data_bytes_max": schemas.EVENT_DATA_BYTES_MAX,
+        },
+    }
+
+
+def _idempotency(settings: Settings, routes: Sequence[BaseRoute]) -> dict[str, Any]:
+    limits = publication.Limits(settings.idempotency_lease_seconds, settings.idempotency_retention_hours)
+    return {
+        "convention": publication.CONVENTION,
+        "key": publication.key(),
+        "replayed": {REPLAYED_HEADER: "true"},
+        "statuses": publication.statuses(),
+        "retention": publication.retention(limits.retention_hours),
+        "region": publication.REGION,
+        "open_keys_max": idempotency_keys.OPEN_MAX,
+        "downstream": publication.downstream(discovered().values()),
+        "operations": publication.published(routes, limits),
+    }
+
+
+def _rate_limit(settings: Settings) -> dict[str, Any]:
+    return {
+        "per_tenant_and_process": settings.rate_limit_per_tenant,
+        "counted": "every call with a valid key, before its scope and its body are looked at; a refused one does not count",
+        "refused_with": RateLimited.status,
+        "headers": [*HEADERS, "Retry-After"],
+        "never_limited": ["/ipn/{source}", "/return/{source}/{success|fail|cancel}"],
     }
 
 

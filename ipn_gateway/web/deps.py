@@ -18,6 +18,7 @@ from ipn_gateway.errors import (
     ConfigurationError,
     Forbidden,
     PayloadTooLarge,
+    RateLimited,
     RequestTimeout,
     Unauthorized,
     UnknownParameter,
@@ -47,27 +48,36 @@ async def _runtime(request: Request) -> Runtime:
 RuntimeDep = Annotated[Runtime, Depends(_runtime)]
 
 
-# --- who calls
+# --- who calls, and how often
 
 
-async def _caller(
+async def caller(
     request: Request,
     rt: RuntimeDep,
     _: Annotated[Any, Security(HTTPBearer(auto_error=False, scheme_name="ApiKey", description="an API key, `ipn_…`"))],
 ) -> Principal:
+    """Who calls. Raises `Unauthorized`, and `RateLimited` for a tenant that calls too often; both before anything else is looked at."""
     values = request.headers.getlist("authorization")
     match = _BEARER.fullmatch(values[0]) if len(values) == 1 else None
     principal = await rt.keys.authenticate(match[1]) if match else None
     if principal is None:
         raise Unauthorized
     request.state.principal = principal
+    request.state.standing = standing = await request.app.state.limiter.take(principal.tenant_id)
+    if not standing.let_through:
+        raise RateLimited(retry_after_seconds=standing.reset_seconds)
     return principal
+
+
+async def tenant_id(principal: Annotated[Principal, Depends(caller)]) -> str:
+    """The tenant that calls."""
+    return principal.tenant_id
 
 
 def needs(scope: Scope, *, or_owner: Scope | None = None) -> Callable[..., Awaitable[Principal]]:
     """A dependency: the caller, if its key has the scope, or the one that owns what is read. Then, not before, the query is looked at."""
 
-    async def caller_with_scope(request: Request, principal: Annotated[Principal, Depends(_caller)]) -> Principal:
+    async def caller_with_scope(request: Request, principal: Annotated[Principal, Depends(caller)]) -> Principal:
         if principal.scopes.isdisjoint({scope, or_owner}):
             raise Forbidden(f"This call needs the scope {scope}, which the API key lacks.")
         refuse_unknown_parameters(request)

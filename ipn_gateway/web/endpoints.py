@@ -1,27 +1,38 @@
 """`/v1/endpoints`: subscribers' URLs."""
 
 import secrets
+from functools import partial
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Request, Response
 
-from ipn_gateway import addresses, endpoints, ids, objects, signing, views
+from ipn_gateway import addresses, endpoint_tests, endpoints, ids, objects, recoveries, signing, views
+from ipn_gateway.db import Transaction
 from ipn_gateway.endpoints import CreatedSecret
-from ipn_gateway.web import bodies, schemas
+from ipn_gateway.operations import STARTED, Finished, Phase, Work
+from ipn_gateway.web import bodies, keyed, schemas
 from ipn_gateway.web.deps import Admin, AdminReader, RuntimeDep, WantedDep
+from ipn_gateway.web.keyed import KeyedCall
 
 router = APIRouter(prefix="/v1/endpoints", tags=["endpoints"])
 
 
-@router.post("", status_code=201, openapi_extra=schemas.NewEndpoint.documented())
-async def create_endpoint(caller: Admin, request: Request, response: Response, rt: RuntimeDep) -> objects.EndpointWithSecret:
+@router.post("", status_code=201, response_model=objects.EndpointWithSecret, openapi_extra=schemas.NewEndpoint.documented())
+async def create_endpoint(
+    caller: Admin, call: Annotated[KeyedCall, keyed.of(endpoints.CREATE)], request: Request, rt: RuntimeDep
+) -> Response:
     """Subscribe a URL to events. The answer is the only one that shows the signing secret."""
     new = await bodies.read(request, schemas.NewEndpoint)
     addresses.check_endpoint_url(new.url, allow_loopback=rt.settings.allow_loopback_endpoints)
-    made = await endpoints.create(
-        rt.db, rt.vault, caller.tenant_id, endpoints.NewEndpoint(**dict(new)), secret_bytes=_random(), actor=caller.actor
-    )
-    response.headers["Location"] = f"/v1/endpoints/{ids.show(ids.ENDPOINT, made.endpoint_id)}"
-    return await _shown_once(rt, caller.tenant_id, made, response)
+    now = rt.clock.now()
+    made = CreatedSecret(ids.new(now), signing.new_keys(secrets.token_bytes(signing.RANDOM_BYTES)))
+
+    async def commit(tx: Transaction) -> Finished:
+        new_endpoint = endpoints.NewEndpoint(**dict(new))
+        await endpoints.create_in(tx, rt.vault, caller.tenant_id, new_endpoint, made, actor=caller.actor, now=now)
+        return await _shown_once(tx, caller.tenant_id, made, 201, Location=f"/v1/endpoints/{ids.show(ids.ENDPOINT, made.endpoint_id)}")
+
+    return await call.once("endpoints.create", commit)
 
 
 @router.get("")
@@ -54,37 +65,100 @@ async def delete_endpoint(caller: Admin, rt: RuntimeDep, endpoint_id: str) -> No
     await endpoints.delete(rt.db, caller.tenant_id, ids.read(ids.ENDPOINT, endpoint_id), actor=caller.actor)
 
 
-@router.post("/{endpoint_id}/enable", openapi_extra=schemas.Act.documented(required=False))
-async def enable_endpoint(caller: Admin, request: Request, rt: RuntimeDep, endpoint_id: str) -> objects.Endpoint:
+@router.post("/{endpoint_id}/enable", response_model=objects.Endpoint, openapi_extra=schemas.Act.documented(required=False))
+async def enable_endpoint(
+    caller: Admin, call: Annotated[KeyedCall, keyed.of(endpoints.ENABLE)], request: Request, rt: RuntimeDep, endpoint_id: str
+) -> Response:
     """Send to a disabled endpoint again: what waited is due at once, oldest first."""
     await _shown(rt, caller.tenant_id, endpoint_id)
     act = await bodies.read(request, schemas.Act, optional=True)
-    await endpoints.enable(rt.db, caller.tenant_id, ids.read(ids.ENDPOINT, endpoint_id), actor=caller.actor, reason=act.reason)
+    known = ids.read(ids.ENDPOINT, endpoint_id)
+
+    async def shown(tx: Transaction, _: None) -> Finished:
+        return Finished.shown(await views.endpoint(tx, caller.tenant_id, known))
+
+    enable = partial(endpoints.enable, rt.db, caller.tenant_id, known, actor=caller.actor, reason=act.reason)
+    answer = await call.around("endpoints.enabled", enable, shown)
     rt.wakes.dispatcher.set()
-    return await _shown(rt, caller.tenant_id, endpoint_id)
+    return answer
 
 
-@router.post("/{endpoint_id}/rotate-secret", openapi_extra=schemas.Rotation.documented(required=False))
+@router.post(
+    "/{endpoint_id}/rotate-secret",
+    response_model=objects.EndpointWithSecret,
+    responses=schemas.CONFLICT,
+    openapi_extra=schemas.Rotation.documented(required=False),
+)
 async def rotate_endpoint_secret(
-    caller: Admin, request: Request, response: Response, rt: RuntimeDep, endpoint_id: str
-) -> objects.EndpointWithSecret:
+    caller: Admin, call: Annotated[KeyedCall, keyed.of(endpoints.ROTATE)], request: Request, rt: RuntimeDep, endpoint_id: str
+) -> Response:
     """Make a new signing secret, shown in this answer only; the old ones sign beside it for `overlap_seconds`."""
     await _shown(rt, caller.tenant_id, endpoint_id)
     rotation = await bodies.read(request, schemas.Rotation, optional=True)
-    made = await endpoints.rotate_secret(
-        rt.db,
-        rt.vault,
-        caller.tenant_id,
-        ids.read(ids.ENDPOINT, endpoint_id),
-        overlap_seconds=rotation.overlap_seconds,
-        secret_bytes=_random(),
-        actor=caller.actor,
+    now = rt.clock.now()
+    made = CreatedSecret(ids.read(ids.ENDPOINT, endpoint_id), signing.new_keys(secrets.token_bytes(signing.RANDOM_BYTES)))
+
+    async def commit(tx: Transaction) -> Finished:
+        await endpoints.rotate_secret_in(
+            tx, rt.vault, caller.tenant_id, made, overlap_seconds=rotation.overlap_seconds, actor=caller.actor, now=now
+        )
+        return await _shown_once(tx, caller.tenant_id, made)
+
+    return await call.once("endpoints.rotate_secret", commit)
+
+
+@router.post(
+    "/{endpoint_id}/test",
+    response_model=objects.EndpointTest,
+    responses=schemas.CONFLICT,
+    openapi_extra=schemas.Act.documented(required=False),
+)
+async def test_endpoint(
+    caller: Admin, call: Annotated[KeyedCall, keyed.of(endpoint_tests.TEST)], request: Request, rt: RuntimeDep, endpoint_id: str
+) -> Response:
+    """Send one `endpoint.test` to this endpoint alone, now, also when it is disabled, and say what each step of it said.
+
+    It is signed and sent as any other event is, kept with its attempt, and never tried again. `failed_check` names the step that failed.
+    """
+    await _shown(rt, caller.tenant_id, endpoint_id)
+    act = await bodies.read(request, schemas.Act, optional=True)
+    known = ids.read(ids.ENDPOINT, endpoint_id)
+
+    async def send(work: Work) -> endpoint_tests.Tested:
+        cause = (work.key_id or ids.new(rt.clock.now())).hex
+        asked = endpoint_tests.Asked(caller.tenant_id, known, cause, caller.actor, act.reason)
+        return await endpoint_tests.send(rt.db, rt.transport, rt.vault, asked)
+
+    async def commit(tx: Transaction, _: Work, tested: Any) -> Finished:
+        return Finished.shown(await endpoint_tests.record(tx, tested))
+
+    return await call.drive({STARTED: Phase("endpoints.tested", commit, send)})
+
+
+@router.post(
+    "/{endpoint_id}/recover", response_model=objects.Recovery, responses=schemas.CONFLICT, openapi_extra=schemas.Recovery.documented()
+)
+async def recover_endpoint(
+    caller: Admin, call: Annotated[KeyedCall, keyed.of(recoveries.RECOVER)], request: Request, rt: RuntimeDep, endpoint_id: str
+) -> Response:
+    """Give the endpoint what it did not get of a span of time: dead event deliveries are pending again, missing ones are made.
+
+    They become due in the order of their events, at the endpoint's rate or 50 each second. One call looks at 2,000 events; while
+    `next_cursor` is set, repeat it with that as `cursor`. Events about endpoints are left out.
+    """
+    await _shown(rt, caller.tenant_id, endpoint_id)
+    wanted = await bodies.read(request, schemas.Recovery)
+    span = recoveries.Span(caller.tenant_id, ids.read(ids.ENDPOINT, endpoint_id), wanted.since, wanted.until)
+    recover = partial(
+        recoveries.recover, rt.db, span, actor=caller.actor, reason=wanted.reason, dry_run=wanted.dry_run, cursor=wanted.cursor
     )
-    return await _shown_once(rt, caller.tenant_id, made, response)
 
+    async def shown(tx: Transaction, recovered: recoveries.Recovered) -> Finished:  # noqa: ARG001 - what was done says it all
+        return Finished.shown(recoveries.shown(span, recovered, dry_run=wanted.dry_run))
 
-def _random() -> bytes:
-    return secrets.token_bytes(signing.SECRET_BYTES)
+    answer = await call.around("endpoints.recovered", recover, shown)
+    rt.wakes.dispatcher.set()
+    return answer
 
 
 async def _shown(rt: RuntimeDep, tenant_id: str, endpoint_id: str) -> objects.Endpoint:
@@ -93,8 +167,11 @@ async def _shown(rt: RuntimeDep, tenant_id: str, endpoint_id: str) -> objects.En
         return await views.endpoint(tx, tenant_id, known)
 
 
-async def _shown_once(rt: RuntimeDep, tenant_id: str, made: CreatedSecret, response: Response) -> objects.EndpointWithSecret:
-    response.headers["Cache-Control"] = "no-store"
-    async with rt.db.autocommit("endpoints.get") as tx:
-        shown = await views.endpoint(tx, tenant_id, made.endpoint_id)
-    return objects.EndpointWithSecret(**dict(shown), secret=made.secret)
+async def _shown_once(tx: Transaction, tenant_id: str, made: CreatedSecret, status: int = 200, **headers: str) -> Finished:
+    shown = await views.endpoint(tx, tenant_id, made.endpoint_id)
+    return Finished.shown(
+        objects.EndpointWithSecret(**dict(shown), secret=made.secret, public_key=made.keys.public_key),
+        status,
+        Cache_Control="no-store",
+        **headers,
+    )

@@ -1,12 +1,19 @@
-"""`/openapi.json`: the routes as they are, with our problem documents as errors, and the events that we send as `webhooks`."""
+"""`/openapi.json`: the routes as they are, with our problem documents as errors, and the events that we send as `webhooks`.
 
+What an operation promises about its keys stands beside it, as `x-idempotency` and in its description.
+"""
+
+from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
 from fastapi import APIRouter, FastAPI
 from fastapi.openapi.utils import get_openapi
+from starlette.routing import BaseRoute
 
-from ipn_gateway import __version__, events
-from ipn_gateway.web import problems
+from ipn_gateway import __version__, errors, events
+from ipn_gateway.errors import GatewayError
+from ipn_gateway.operations import KEY_HEADER, REPLAYED_HEADER, Operation
+from ipn_gateway.web import limits, publication
 from ipn_gateway.web.contract import wire_model
 
 PROBLEM: Final = {
@@ -29,12 +36,29 @@ PROBLEM: Final = {
             },
         },
         "incident": {"type": "string", "description": "of a fault of ours: the name to ask about it with"},
+        "reconciliation_id": {"type": "string", "description": "of an outcome that is not known: the key's id, to ask about it with"},
+    },
+}
+HEADERS: Final = {
+    REPLAYED_HEADER: {
+        "description": "`true` on an answer from storage, when nothing was executed; a first answer does not have it",
+        "schema": {"type": "string", "enum": ["true"]},
+    },
+    "Retry-After": {"description": "seconds to wait before the same request is sent again", "schema": {"type": "integer", "minimum": 1}},
+    **{
+        name: {"description": meaning, "schema": {"type": "integer", "minimum": 0}}
+        for name, meaning in zip(
+            limits.HEADERS,
+            ("calls in a window", "calls that are left in it", "seconds until the next call leaves it"),
+            strict=True,
+        )
     },
 }
 DESCRIPTION: Final = (
     "Every payment notification is applied exactly once; every event that follows is delivered, signed and accounted for. "
     "Money is a decimal string with an ISO 4217 code. Times are RFC 3339 in UTC. Lists are newest first, with a cursor. "
-    "Errors are problem documents after RFC 9457. `/v1/contract` has schedules, limits and retention."
+    "Errors are problem documents after RFC 9457. `/v1/contract` has schedules, limits and retention. "
+    f"POST calls take a key after {publication.CONVENTION}, and each says what that means for it; elsewhere the header has no effect."
 )
 
 
@@ -53,33 +77,108 @@ def document(app: FastAPI) -> dict[str, Any]:
             for operation in operations.values():
                 if isinstance(operation, dict) and "responses" in operation:
                     _describe_errors(path, operation)
-        for sent in made["webhooks"].values():
+        for event_type, sent in made["webhooks"].items():
             sent["post"]["responses"].pop("422")  # how a subscriber refuses is its own affair
-        schemas = made.setdefault("components", {}).setdefault("schemas", {})
+            sent["post"]["x-version"] = events.VERSIONS[event_type]
         for name in ("HTTPValidationError", "ValidationError"):
-            schemas.pop(name, None)
-        schemas["Problem"] = PROBLEM
+            made["components"]["schemas"].pop(name, None)
+        layer = app.state.idempotency
+        extend(made, app.routes, publication.Limits(layer.lease_seconds, layer.retention_hours))
         app.openapi_schema = made
     return app.openapi_schema
 
 
+# --- errors
+
+_PROBLEM_CONTENT: Final = {errors.MEDIA_TYPE: {"schema": {"$ref": "#/components/schemas/Problem"}}}
+_OF_A_BODY: Final[list[type[GatewayError]]] = [errors.RequestTimeout, errors.PayloadTooLarge, errors.UnsupportedMediaType]
+_OF_A_CALLER: Final[list[type[GatewayError]]] = [errors.Unauthorized, errors.Forbidden, errors.RateLimited, errors.Overloaded]
+_WAITS: Final = frozenset({errors.RateLimited.status, errors.Overloaded.status})
+
+
 def _describe_errors(path: str, operation: dict[str, Any]) -> None:
     responses = operation["responses"]
-    statuses = [400]
+    takes_body = "requestBody" in operation
+    if responses.pop("422", None) or takes_body:
+        add_problem(responses, errors.ValidationFailed)
+    if "400" not in responses:
+        add_problem(responses, errors.MalformedNotification if "listener" in operation.get("tags", ()) else errors.UnknownParameter)
+    kinds = list(_OF_A_BODY) if takes_body else []
     if "security" in operation:
-        statuses += [401, 403, 503] + ([404] if "{" in path else [])
-    if "requestBody" in operation:
-        statuses += [408, 413, 415]
-    if "422" in responses or "requestBody" in operation:
-        statuses.append(422)
-    if "409" in responses:
-        statuses.append(409)
-    kinds = [kind for slug, kind in problems.catalogue().items() if not slug.startswith("idempotency-")]  # no call answers those yet
-    known = {kind.status: kind.title for kind in kinds}
-    for status in sorted(statuses):
-        described = responses[str(status)] if str(status) in responses and status != 422 else {"description": known[status]}  # noqa: PLR2004
-        described.setdefault("content", {problems.MEDIA_TYPE: {"schema": {"$ref": "#/components/schemas/Problem"}}})
-        responses[str(status)] = described
+        kinds += [*_OF_A_CALLER, errors.NotFound] if "{" in path else _OF_A_CALLER
+        for status, response in responses.items():
+            if status.startswith("2"):
+                _add_headers(response, limits.HEADERS)
+    for kind in kinds:
+        add_problem(responses, kind)
+    if errors.RateLimited in kinds:
+        _add_headers(responses[str(errors.RateLimited.status)], limits.HEADERS)
+    for status, response in responses.items():
+        if status.startswith(("4", "5")):
+            response.setdefault("content", _PROBLEM_CONTENT)
+    operation["responses"] = dict(sorted(responses.items()))
+
+
+def add_problem(responses: dict[str, Any], kind: type[GatewayError]) -> None:
+    """One more problem that an operation may be answered with, beside those of the same status that are described already."""
+    said = f"{kind.title} (`/problems/{kind.slug}`)"
+    response = dict(responses.get(str(kind.status), {}))
+    before = response.get("description")
+    response["description"] = f"{before}; or: {said}" if before else said
+    response["content"] = {**response.get("content", {}), **_PROBLEM_CONTENT}
+    if kind.status in _WAITS:
+        _add_headers(response, ["Retry-After"])
+    responses[str(kind.status)] = response
+
+
+def _add_headers(response: dict[str, Any], names: Iterable[str]) -> None:
+    listed = {name: {"$ref": f"#/components/headers/{name}"} for name in names}
+    response["headers"] = {**response.get("headers", {}), **listed}
+
+
+# --- keys
+
+
+def extend(document: dict[str, Any], routes: Sequence[BaseRoute], set_to: publication.Limits) -> None:
+    """Publish the keyed operations of an app in its OpenAPI document, which FastAPI made of these `routes`."""
+    for route, operation in publication.routes_of(routes):
+        method, _, path = operation.name.partition(" ")
+        described = document["paths"][path][method.lower()]
+        _describe_key(described, operation, publication.answers(operation, set_to, publication.successes(route)))
+    components = document.setdefault("components", {})
+    components["headers"] = {**components.get("headers", {}), **HEADERS}
+    components["schemas"] = {**components.get("schemas", {}), "Problem": PROBLEM}
+
+
+def _describe_key(described: dict[str, Any], operation: Operation, answers: dict[str, Any]) -> None:
+    described[publication.EXTENSION] = answers
+    described["description"] = f"{described.get('description', '')}\n\n{publication.prose(answers)}".strip()
+    described.setdefault("parameters", []).append(_parameter(answers["key"]))
+    responses = described["responses"]
+    for kind in publication.OF_THE_KEY:
+        if kind is errors.IdempotencyKeyMissing and not operation.key_required:
+            continue
+        if kind is errors.IdempotencyIndeterminate and answers["recovery"]["indeterminate"] is None:
+            continue
+        add_problem(responses, kind)
+    _add_headers(responses[str(errors.IdempotencyInProgress.status)], ["Retry-After"])
+    for status in map(str, publication.stored_successes(answers)):
+        _add_headers(responses[status], [REPLAYED_HEADER])
+    described["responses"] = dict(sorted(responses.items()))
+
+
+def _parameter(key: dict[str, Any]) -> dict[str, Any]:
+    limits_of_it = {"type": "string", "minLength": key["length_min"], "maxLength": key["length_max"], "pattern": key["pattern"]}
+    return {
+        "name": KEY_HEADER,
+        "in": "header",
+        "required": key["required"],
+        "description": f"{key['length_min']} to {key['length_max']} characters of {key['alphabet']}. Recommended is {key['recommended']}.",
+        "schema": limits_of_it,
+    }
+
+
+# --- what is sent
 
 
 def webhooks(app: FastAPI) -> None:

@@ -17,6 +17,7 @@ from starlette.routing import Match
 from ipn_gateway import logs, validation
 from ipn_gateway.db import lost
 from ipn_gateway.errors import (
+    MEDIA_TYPE,
     CommitUnknown,
     ConfigurationError,
     GatewayError,
@@ -37,7 +38,6 @@ if TYPE_CHECKING:
     from fastapi import FastAPI, Request, Response
     from starlette.types import Scope
 
-MEDIA_TYPE: Final = "application/problem+json"
 RETRY_AFTER_SECONDS: Final = 2
 METHODS: Final = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
 
@@ -67,17 +67,15 @@ def catalogue() -> dict[str, type[GatewayError]]:
 
 def respond(error: GatewayError, headers: Mapping[str, str] | None = None, **members: Any) -> Response:
     """The problem document of an error, with the headers that its status asks for. `members` are added to it."""
-    body: dict[str, Any] = {"type": f"/problems/{error.slug}", "title": error.title, "status": error.status, "detail": str(error)}
-    if error.errors:
-        body["errors"] = error.errors
     made = {"Content-Language": "en", "Cache-Control": "no-store", **(headers or {})}
     if isinstance(error, Unauthorized):
         made["WWW-Authenticate"] = "Bearer"
     if isinstance(error, (PayloadTooLarge, RequestTimeout)):
         made["Connection"] = "close"  # the rest of the body is not waited for
-    if error.status == Overloaded.status:
-        made.setdefault("Retry-After", str(RETRY_AFTER_SECONDS))
-    return JSONResponse(body | members, status_code=error.status, headers=made, media_type=MEDIA_TYPE)
+    wait = error.retry_after_seconds or (RETRY_AFTER_SECONDS if error.status == Overloaded.status else None)
+    if wait is not None:
+        made.setdefault("Retry-After", str(wait))
+    return JSONResponse(error.document() | members, status_code=error.status, headers=made, media_type=MEDIA_TYPE)
 
 
 def install(app: FastAPI) -> None:

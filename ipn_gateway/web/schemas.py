@@ -9,13 +9,14 @@ from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 
-from ipn_gateway import money, resolutions, sources, validation
+from ipn_gateway import events, money, resolutions, sources, validation
 from ipn_gateway.endpoints import MAX_IN_FLIGHT_DEFAULT, OVERLAP_SECONDS_DEFAULT, OVERLAP_SECONDS_MAX
-from ipn_gateway.events import CATALOGUE
 from ipn_gateway.models import DeliveryOutcome
+from ipn_gateway.operations import is_stored
 from ipn_gateway.web.deps import Moment
 
 METADATA_BYTES_MAX: Final = 16 * 1024
+EVENT_DATA_BYTES_MAX: Final = 32 * 1024
 INTEGER_MAX: Final = 2**63
 REASON_LENGTH_MAX: Final = 500
 RETURN_URL: Final = re.compile(r"https?://[!-~]+", re.IGNORECASE)
@@ -38,9 +39,17 @@ def _return_url(url: str) -> str:
 
 
 def _metadata(given: dict[str, Any]) -> dict[str, Any]:
+    return _limited(given, METADATA_BYTES_MAX)
+
+
+def _event_data(given: dict[str, Any]) -> dict[str, Any]:
+    return _limited(given, EVENT_DATA_BYTES_MAX)
+
+
+def _limited(given: dict[str, Any], bytes_max: int) -> dict[str, Any]:
     plain = _plain(given)
-    if len(json.dumps(plain, ensure_ascii=False, separators=(",", ":")).encode()) > METADATA_BYTES_MAX:
-        raise ValueError(f"must be at most {METADATA_BYTES_MAX // 1024} KiB of JSON")
+    if len(json.dumps(plain, ensure_ascii=False, separators=(",", ":")).encode()) > bytes_max:
+        raise ValueError(f"must be at most {bytes_max // 1024} KiB of JSON")
     assert isinstance(plain, dict)  # noqa: S101 - what is given is an object
     return plain
 
@@ -60,11 +69,20 @@ def _plain(value: Any) -> Any:
     return value
 
 
-def _known_filter(wanted: str) -> str:
-    families = {f"{name.partition('.')[0]}.*" for name in CATALOGUE}
-    if wanted not in {"*", *families, *CATALOGUE}:
+def _event_filter(wanted: str) -> str:
+    if not events.is_filter(wanted):
         raise ValueError("must be an event type, a family such as order.*, or *")
     return wanted
+
+
+def _custom_type(name: str) -> str:
+    if name.partition(".")[0] in events.FAMILIES:
+        raise ValueError(
+            f"must not begin with {', '.join(f'{family}.' for family in sorted(events.FAMILIES))}, which are the gateway's own"
+        )
+    if not events.is_custom(name):
+        raise ValueError("must be words of a-z, 0-9 and _ that are joined by dots, such as invoice.sent")
+    return name
 
 
 def _decimal(value: Any) -> Any:
@@ -88,12 +106,24 @@ def _said(text: str) -> str:
 
 
 Reason = Annotated[str, Field(max_length=REASON_LENGTH_MAX, description="why; kept in the audit log"), AfterValidator(_said)]
-EventFilter = Annotated[str, AfterValidator(_known_filter)]
+EventFilter = Annotated[str, AfterValidator(_event_filter)]
 Rate = Annotated[Decimal, BeforeValidator(_decimal), Field(ge=Decimal("0.001"), le=10_000, max_digits=8, decimal_places=3)]
 
 
 CONFLICT: Final[dict[int | str, dict[str, Any]]] = {409: {"description": "The state does not allow this"}}
 """What a route that may refuse by state declares."""
+
+
+def _inlined(schema: Any, models: dict[str, Any]) -> Any:
+    """A JSON schema with the models that it refers to in their places: in an OpenAPI document `#/$defs/` leads nowhere."""
+    if isinstance(schema, list):
+        return [_inlined(item, models) for item in schema]
+    if not isinstance(schema, dict):
+        return schema
+    named = models.get(str(schema.get("$ref", "")).removeprefix("#/$defs/"))
+    if named is not None:
+        return _inlined(named | {name: value for name, value in schema.items() if name != "$ref"}, models)
+    return {name: _inlined(value, models) for name, value in schema.items()}
 
 
 class Body(BaseModel):
@@ -104,7 +134,9 @@ class Body(BaseModel):
     @classmethod
     def documented(cls, *, required: bool = True) -> dict[str, Any]:
         """The body as OpenAPI has it, since we read it and not FastAPI."""
-        return {"requestBody": {"required": required, "content": {"application/json": {"schema": cls.model_json_schema()}}}}
+        schema = cls.model_json_schema()
+        inlined = _inlined(schema, schema.pop("$defs", {}))
+        return {"requestBody": {"required": required, "content": {"application/json": {"schema": inlined}}}}
 
 
 class NewSource(Body):
@@ -147,7 +179,7 @@ class NewEndpoint(Body):
 
     url: str = Field(description="https; what it leads to is vetted at each send")
     events: Annotated[list[EventFilter], Field(min_length=1, max_length=50)] = Field(
-        default_factory=lambda: ["*"], description="event types, families such as `order.*`, or `*`"
+        default_factory=lambda: ["*"], description="event types, of the gateway or your own; families such as `order.*`; or `*`"
     )
     description: str = Field(default="", max_length=500)
     max_in_flight: int = Field(default=MAX_IN_FLIGHT_DEFAULT, ge=1, le=100)
@@ -217,4 +249,116 @@ class Replay(ReasonedAct):
     outcome: Annotated[DeliveryOutcome, Field(strict=False)] = Field(description="what they ended as")
     since: Moment | None = Field(default=None, description="received from then on")
     until: Moment | None = Field(default=None, description="received before then")
-    dry_run: bool = False
+    dry_run: bool = Field(default=False, description="count, and change nothing")
+    cursor: str | None = Field(default=None, description="`next_cursor` of the answer before; the other members stay as they were")
+
+
+class Recovery(ReasonedAct):
+    """Which events an endpoint is to get after all."""
+
+    since: Moment = Field(description="of events that were written from then on")
+    until: Moment | None = Field(default=None, description="and before then")
+    dry_run: bool = Field(default=False, description="count, and change nothing")
+    cursor: str | None = Field(default=None, description="`next_cursor` of the answer before; the other members stay as they were")
+
+
+class NewEvent(Body):
+    """An event of a type of your own."""
+
+    type: Annotated[str, AfterValidator(_custom_type)] = Field(
+        examples=["invoice.sent"],
+        description="in a namespace of your own: `order.`, `notification.` and `endpoint.` are the gateway's",
+        json_schema_extra={"pattern": f"^{events.TYPE_PATTERN}$", "maxLength": events.TYPE_LENGTH_MAX},
+    )
+    data: Annotated[dict[str, Any], AfterValidator(_event_data)] = Field(description="any object, at most 32 KiB of JSON")
+    order_id: str | None = Field(
+        default=None, pattern=r"^[A-Za-z0-9._-]{1,64}$", description="the order that it is about, to find it by; it is not sent"
+    )
+
+
+def _storable(status: int) -> int:
+    if not is_stored(status):
+        raise ValueError("is a status that is never stored")
+    return status
+
+
+class KeyedResponse(Body):
+    """The answer that repeats of a key get."""
+
+    status: Annotated[int, Field(ge=200, le=499), AfterValidator(_storable)]
+    body: dict[str, Any] = Field(default_factory=dict)
+
+
+class KeyResolution(ReasonedAct):
+    """What a person found out about a keyed request whose outcome is not known."""
+
+    decision: Literal["applied", "not_applied"]
+    evidence: dict[str, Annotated[str, Field(max_length=255), AfterValidator(_not_blank)]] = Field(
+        default_factory=dict, max_length=20, description="what shows it; of a refund: its `provider_refund_id`"
+    )
+    response: KeyedResponse | None = Field(default=None, description="of an operation that cannot make its answer from the evidence")
+
+    def answer(self) -> tuple[int, Any] | None:
+        """Status and body, if they were given."""
+        return None if self.response is None else (self.response.status, _plain(self.response.body))
+
+
+# --- checkout
+
+_EMAIL: Final = re.compile(r"[^\s@]{1,64}@[^\s@.]+(?:\.[^\s@.]+)+")
+
+
+def _email(text: str) -> str:
+    if not _EMAIL.fullmatch(text):
+        raise ValueError("must be an e-mail address")
+    return _not_blank(text)
+
+
+Line = Annotated[str, Field(max_length=255), AfterValidator(_not_blank)]
+Word = Annotated[str, Field(max_length=50), AfterValidator(_not_blank)]
+
+
+class Customer(Body):
+    """Who pays, as the provider wants to know it. It goes there and is not kept here."""
+
+    name: Line
+    email: Annotated[str, Field(max_length=254), AfterValidator(_email)]
+    phone: Word
+    address: Line
+    city: Line
+    postcode: Word
+    country: Line = Field(examples=["Bangladesh"])
+
+
+class Product(Body):
+    """What is paid for."""
+
+    name: Line
+    category: Line
+    profile: Word = Field(description="in the provider's words", examples=["physical-goods"])
+
+
+class NewCheckout(Body):
+    """A customer who is to be sent to the provider's payment page."""
+
+    customer: Customer
+    product: Product
+
+
+# --- refunds
+
+
+class NewRefund(Body):
+    """Money to give back, of one payment."""
+
+    reference: str = Field(pattern=r"^[A-Za-z0-9._-]{1,64}$", description="your name for it; refunds once in an order, for ever")
+    amount: str = Field(description="decimal string, greater than 0, no finer than the payment's currency", examples=["25.00"])
+    reason: Annotated[str, Field(max_length=REASON_LENGTH_MAX, description="why; the provider is told"), AfterValidator(_said)]
+    payment_id: str | None = Field(default=None, description="which payment; needed for an unapplied one")
+
+    def money(self, currency: str) -> Decimal:
+        """The amount in this currency. Raises `ValidationFailed`."""
+        try:
+            return money.parse(self.amount, currency)
+        except ValueError as error:
+            raise validation.refused(str(error), "amount") from None

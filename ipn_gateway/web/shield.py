@@ -10,6 +10,7 @@ from collections import OrderedDict
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
+from starlette.datastructures import MutableHeaders
 from starlette.requests import Request
 
 from ipn_gateway import ids, logs
@@ -23,13 +24,13 @@ if TYPE_CHECKING:
     from ipn_gateway.slots import Slots
 
 REQUESTS_MAX: Final = 1000
-"""Requests at once in this process; more are answered 503 at once, except whether it is alive."""
+"""Requests at once in this process; more are answered 503 at once, except how it is."""
 
 READING_MAX: Final = 5000
 READING_BYTES_MAX: Final = 64 * 1024 * 1024
 """Requests whose body is on its way, and what has come of those bodies; beyond either the one that has taken longest is broken off."""
 
-_ALWAYS: Final = "/healthz"
+_ALWAYS: Final = ("/healthz", "/metrics")
 
 
 @dataclass(slots=True)
@@ -114,7 +115,7 @@ class Shield:
             await self._app(scope, receive, send)
             return
         arrived = await self._bodies.read(scope, receive)
-        if self._slots.free <= 0 and scope["path"] != _ALWAYS:
+        if self._slots.free <= 0 and scope["path"] not in _ALWAYS:
             await problems.respond(Overloaded())(scope, receive, send)
         else:
             await asyncio.shield(self._slots.start(self._serve(scope, _replayed(arrived, receive), send), name="request"))
@@ -127,6 +128,8 @@ class Shield:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
+                if standing := scope.get("state", {}).get("standing"):
+                    standing.write(MutableHeaders(scope=message))
             await send(message)
 
         try:

@@ -1,23 +1,35 @@
 """`/v1/sources`: merchant accounts at providers."""
 
+from typing import Annotated
+
 from fastapi import APIRouter, Request, Response
 
 from ipn_gateway import objects, sources, views
+from ipn_gateway.db import Transaction
 from ipn_gateway.errors import NotFound
-from ipn_gateway.web import bodies, schemas
+from ipn_gateway.operations import Finished
+from ipn_gateway.web import bodies, keyed, schemas
 from ipn_gateway.web.deps import Admin, AdminReader, RuntimeDep, WantedDep
+from ipn_gateway.web.keyed import KeyedCall
 
 router = APIRouter(prefix="/v1/sources", tags=["sources"])
 
 
-@router.post("", status_code=201, openapi_extra=schemas.NewSource.documented())
-async def create_source(caller: Admin, request: Request, response: Response, rt: RuntimeDep) -> objects.Source:
+@router.post("", status_code=201, response_model=objects.Source, responses=schemas.CONFLICT, openapi_extra=schemas.NewSource.documented())
+async def create_source(caller: Admin, call: Annotated[KeyedCall, keyed.of(sources.CREATE)], request: Request, rt: RuntimeDep) -> Response:
     """Register a merchant account. Its `listener_url` is what the provider is told as IPN URL."""
     new = await bodies.read(request, schemas.NewSource)
-    await sources.create(rt.db, rt.vault, caller.tenant_id, new.name, provider=new.provider, given=new.config, actor=caller.actor)
+    config = sources.checked(new.name, new.provider, new.config)
+    now = rt.clock.now()
+
+    async def commit(tx: Transaction) -> Finished:
+        await sources.create_in(tx, rt.vault, caller.tenant_id, new.name, provider=new.provider, config=config, actor=caller.actor, now=now)
+        shown = await views.source(tx, caller.tenant_id, new.name, public_url=rt.public_url)
+        return Finished.shown(shown, 201, Location=f"/v1/sources/{new.name}")
+
+    answer = await call.once("sources.create", commit)
     rt.sources.forget(new.name)
-    response.headers["Location"] = f"/v1/sources/{new.name}"
-    return await _shown(rt, caller.tenant_id, new.name)
+    return answer
 
 
 @router.get("")

@@ -16,8 +16,11 @@ from urllib.parse import urlsplit
 
 from cryptography.fernet import Fernet
 from pydantic import SecretStr
+from typer.testing import CliRunner
 
 from ipn_gateway import sources, tenants
+from ipn_gateway.cli import app
+from ipn_gateway.errors import GatewayError, ValidationFailed
 from ipn_gateway.vault import Vault
 
 if TYPE_CHECKING:
@@ -59,10 +62,10 @@ def embedded(data_dir: Path) -> dict[str, str]:
     return {"IPN_DATA_DIR": str(data_dir)}
 
 
-async def source(db: Database, settings: dict[str, str], name: str) -> None:
+async def source(db: Database, settings: dict[str, str], name: str, **config: str) -> None:
     """A source of the tenant `acme`, made without a command."""
     await tenants.create_key(db, "acme")
-    given = {"store_id": "testbox", "store_passwd": "qwerty", "mode": "sandbox"}
+    given = {"store_id": "testbox", "store_passwd": "qwerty", "mode": "sandbox"} | config
     await sources.create(db, Vault([SecretStr(settings["IPN_SECRET_KEY"])]), "acme", name, provider="sslcommerz", given=given, actor="test")
 
 
@@ -82,10 +85,10 @@ async def start(*arguments: str, **settings: str) -> Process:
     )
 
 
-async def ended(process: Process) -> Done:
+async def ended(process: Process, *, seconds: float = COMMAND_SECONDS) -> Done:
     """Wait for its end."""
     try:
-        async with asyncio.timeout(COMMAND_SECONDS):
+        async with asyncio.timeout(seconds):
             out, err = await process.communicate()
     finally:
         if process.returncode is None:
@@ -97,6 +100,16 @@ async def ended(process: Process) -> Done:
 async def run(*arguments: str, **settings: str) -> Done:
     """Run a command to its end."""
     return await ended(await start(*arguments, **settings))
+
+
+async def here(*arguments: str, **settings: str) -> Done:
+    """Run a command to its end in a thread of this process, which is a second faster than a process of its own."""
+    result = await asyncio.to_thread(CliRunner().invoke, app, list(arguments), env=settings, prog_name="ipn-gateway")
+    error = result.exception
+    if isinstance(error, GatewayError):
+        return Done(2 if isinstance(error, ValidationFailed) else 1, result.stdout, f"ipn-gateway: {error}")
+    assert error is None or isinstance(error, SystemExit), error
+    return Done(result.exit_code, result.stdout, result.stderr)
 
 
 @dataclass

@@ -3,24 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import getpass
-import logging
+import os
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
 import pytest
-import structlog
-from typer.testing import CliRunner
 
-from ipn_gateway import ids
-from ipn_gateway.cli import app
-from ipn_gateway.errors import GatewayError, ValidationFailed
+from ipn_gateway import ids, replays
 from tests.cli import command
+from tests.cli.command import here
 from tests.make import Make, ago
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from ipn_gateway.db import Database
 
 pytestmark = pytest.mark.timeout(120)
@@ -35,27 +31,6 @@ CONFIRMED = {"order_id": "ORD-3", "operation_id": "V-1", "effect": "paid", "stat
     "net_amount": None,
     "paid_at": None,
 }
-
-
-@pytest.fixture(autouse=True)
-def _logs_stay_as_they_are() -> Iterator[None]:
-    """A command configures the logs of its process, which here is the tests' own."""
-    root, configured = logging.getLogger(), structlog.get_config()
-    level, handlers = root.level, root.handlers[:]
-    yield
-    structlog.configure(**configured)
-    root.setLevel(level)
-    root.handlers[:] = handlers
-
-
-async def here(*arguments: str, **settings: str) -> command.Done:
-    """Run a command to its end in a thread of this process, which is a second faster than a process of its own."""
-    result = await asyncio.to_thread(CliRunner().invoke, app, list(arguments), env=settings, prog_name="ipn-gateway")
-    error = result.exception
-    if isinstance(error, GatewayError):
-        return command.Done(2 if isinstance(error, ValidationFailed) else 1, result.stdout, f"ipn-gateway: {error}")
-    assert error is None or isinstance(error, SystemExit), error
-    return command.Done(result.exit_code, result.stdout, result.stderr)
 
 
 async def audited(db: Database) -> list[dict[str, Any]]:
@@ -115,6 +90,7 @@ async def test_what_waits_is_resolved(database_url: str, db: Database, make: Mak
     held = await delivery(make, "held", confirmed=CONFIRMED)
     dead = await delivery(make, "dead", order_id="ORD-4", operation_id="V-2", reason="no_verdict")
     other = await delivery(make, "held", operation_id="V-3", confirmed=CONFIRMED | {"operation_id": "V-3"})
+    waiting = await here("deliveries", "list", "--waiting", "--json", **settings)
     evidence = ["--amount", "100.00", "--currency", "BDT", "--provider-transaction-id", "BANK-2"]
 
     applied = await here("resolve", held, "apply", "--reason", "agreed", "--json", **settings)
@@ -128,6 +104,8 @@ async def test_what_waits_is_resolved(database_url: str, db: Database, make: Mak
     assert "evidence" in bare.sentence
     assert "evidence.currency" in part.sentence
     assert "dismiss" in dismissed.out
+    assert [item["id"] for item in waiting.json["items"]] == [other, dead, held]
+    assert (await here("deliveries", "list", "--waiting", "--json", **settings)).json["items"] == []
     assert [entry["target"] for entry in await audited(db)] == [held, dead, other]
 
 
@@ -156,6 +134,57 @@ async def test_deliveries_are_replayed_one_or_many(database_url: str, db: Databa
         ("notification_delivery.replay", None),
         ("source.replay", "new password"),
     ]
+
+
+async def test_a_long_replay_goes_on_to_its_end(database_url: str, db: Database, make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many calls it takes, what is printed is all of them together."""
+    monkeypatch.setattr(replays, "BATCH", 2)
+    monkeypatch.setattr(replays, "LOOKED_AT_MAX", 2)
+    settings = command.given_database(database_url)
+    await command.source(db, settings, SHOP)
+    for _ in range(5):
+        await delivery(make, "rejected", reason="signature", proof="refused")
+    many = ["replay", "--source", SHOP, "--outcome", "rejected", "--reason", "new password"]
+
+    told = await here(*many, **settings)
+    counted = await here(*many, "--json", **settings)
+
+    assert (told.code, told.err) == (counted.code, counted.err) == (0, "")
+    assert "refused  5" in told.out
+    assert (counted.json["refused"], counted.json["next_cursor"]) == (5, None)
+
+
+@pytest.mark.parametrize(("arguments", "drawn"), [((), True), (("--json",), False)])
+async def test_a_long_replay_shows_how_far_it_is(
+    database_url: str, db: Database, make: Make, arguments: tuple[str, ...], drawn: bool
+) -> None:
+    """A bar on a terminal, of what there is to do; none with --json, and standard output stays what it is in a pipe."""
+    settings = command.given_database(database_url) | {"TERM": "xterm"}
+    await command.source(db, settings, SHOP)
+    await delivery(make, "rejected", reason="signature", proof="refused")
+    master, terminal = os.openpty()
+    process = await asyncio.create_subprocess_exec(
+        *(*command.OURS, "replay", "--source", SHOP, "--outcome", "rejected", "--reason", "new password", *arguments),
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=terminal,
+        env=os.environ | settings,
+    )
+    os.close(terminal)
+    (out, _), shown = await asyncio.gather(process.communicate(), asyncio.to_thread(_said_to, master))
+    os.close(master)
+
+    assert (process.returncode, b"Running again" in out) == (0, False)
+    assert (b"Running again" in shown, b"1/1" in shown) == (drawn, drawn)
+
+
+def _said_to(terminal: int) -> bytes:
+    """All that is written to it until the last writer has gone, which is an error to read."""
+    said = b""
+    with contextlib.suppress(OSError):
+        while piece := os.read(terminal, 4096):
+            said += piece
+    return said
 
 
 async def test_events_are_redelivered(database_url: str, db: Database, make: Make) -> None:

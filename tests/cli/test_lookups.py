@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import signal
+from decimal import Decimal
 from typing import TYPE_CHECKING
 
 import pytest
@@ -75,6 +77,29 @@ async def test_values_that_cannot_be_are_named(database_url: str, db: Database, 
 
     assert (done.code, done.out) == (2, "")
     assert hint in done.err
+
+
+async def test_an_order_is_shown_with_its_payments_and_refunds_in_tables(database_url: str, make: Make):
+    """A line for each, under a head that says what the columns are; with --json they are whole."""
+    settings = command.given_database(database_url)
+    await make.order(order_id="INV-1", metadata={"basket": 7})
+    paid = await make.payment(order_id="INV-1", amount=Decimal(100), provider_transaction_id="BANK-1")
+    await make.refund(payment_id=paid["id"], order_id="INV-1", reference="R-1", amount=Decimal(40), status="succeeded")
+
+    shown = await command.run("orders", "show", "INV-1", **settings)
+    whole = (await command.run("orders", "show", "INV-1", "--json", **settings)).json
+    await make.order(order_id="INV-2")
+    unpaid = await command.run("orders", "show", "INV-2", **settings)
+
+    members, payments, refunds = (part.splitlines() for part in re.split(r"\n\n(?:payments|refunds):\n", shown.out))
+    assert ["metadata", '{"basket":', "7}"] in [line.split() for line in members]
+    assert payments[0].split() == ["amount", "currency", "status", "provider_transaction_id", "payment_id"]
+    assert payments[1].split() == ["100.00", "BDT", "applied", "BANK-1", ids.show(ids.PAYMENT, paid["id"])]
+    assert refunds[0].split() == ["amount", "currency", "status", "created_at", "reference", "refund_id"]
+    assert refunds[1].split()[:3] == ["40.00", "BDT", "succeeded"]
+    assert (len(whole["payments"]), len(whole["refunds"])) == (1, 1)
+    assert re.search(r"^order_id +INV-2$", unpaid.out, re.MULTILINE)
+    assert "payments" not in unpaid.out
 
 
 async def test_events_are_listed_and_shown(database_url: str, make: Make):

@@ -5,25 +5,30 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import random
 import signal
 import sys
+from collections import Counter
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from ipn_gateway import logs
+from ipn_gateway import attempts, event_claims, ids, logs
+from ipn_gateway.attempts import Attempt
 from ipn_gateway.db import Database
 from ipn_gateway.faults import Faults
-from tests.dispatching import KEY, Hanging, Subscribers, dispatching, received, refuses
+from ipn_gateway.transport import Outcome
+from tests.dispatching import KEY, Hanging, Subscribers, dispatching, received
 from tests.loopback import OK, says, serving
-from tests.make import ago
+from tests.make import TENANT, ago, ahead
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
     from ipn_gateway.clock import Clock
     from tests.dispatching import Running
+    from tests.loopback import Server
     from tests.make import Make
 
 ROOT = Path(__file__).parents[2]
@@ -35,11 +40,11 @@ def subscribers(db: Database, make: Make) -> Subscribers:
 
 
 @contextlib.asynccontextmanager
-async def several(count: int, url: str, clock: Clock, *, slots: int = 50) -> AsyncIterator[list[Running]]:
+async def several(count: int, url: str, clock: Clock, *, slots: int = 50, **given: Any) -> AsyncIterator[list[Running]]:
     """Dispatchers with connections of their own, as in processes of their own."""
     async with contextlib.AsyncExitStack() as stack:
         pools = [await stack.enter_async_context(Database(url, clock=clock, faults=Faults(), name="dispatcher")) for _ in range(count)]
-        yield [await stack.enter_async_context(dispatching(pool, slots=slots)) for pool in pools]
+        yield [await stack.enter_async_context(dispatching(pool, slots=slots, **given)) for pool in pools]
 
 
 async def test_no_event_delivery_is_sent_by_two_dispatchers(database_url: str, clock: Clock, subscribers: Subscribers) -> None:
@@ -158,19 +163,134 @@ async def test_what_was_never_sent_by_a_dead_dispatcher_is_sent(
     assert len(server.requests) == 3
 
 
-async def test_two_writers_of_one_endpoints_health_lose_no_failure(database_url: str, clock: Clock, subscribers: Subscribers) -> None:
-    """Dispatchers that record failures of the same endpoints at once, in whatever order, count them all."""
+async def test_many_writers_of_one_endpoints_health_lose_no_failure(
+    database_url: str, clock: Clock, db: Database, subscribers: Subscribers
+) -> None:
+    """Dispatchers that record failures of the same endpoints at once, in whatever order, count them all; none is broken off."""
     logs.counters.clear()
-    async with serving(refuses()) as server, several(3, database_url, clock) as dispatchers:
-        endpoint_ids = [await subscribers.endpoint(server, max_in_flight=100) for _ in range(4)]
-        for endpoint_id in endpoint_ids:
-            await subscribers.deliver(endpoint_id, 15)
-        while await subscribers.rows("event_deliveries", "attempt_count = 0"):
-            await asyncio.gather(*(running.run_once() for running in dispatchers))
+    endpoint_ids = [await subscribers.endpoint("http://localhost:1/") for _ in range(4)]
+    lease: dict[str, Any] = {"lease_expires_at": ahead(seconds=45), "fence": 1}
+    made = [delivery_id for _ in range(15) for each in endpoint_ids for delivery_id in await subscribers.deliver(each, **lease)]
+    random.Random(1).shuffle(made)
+    failed = [failure(await subscribers.delivery(delivery_id)) for delivery_id in made]
+    async with contextlib.AsyncExitStack() as stack:
+        pools = [await stack.enter_async_context(Database(database_url, clock=clock, faults=Faults())) for _ in range(3)]
+        await asyncio.gather(*(attempts.record(pools[start // 5 % 3], failed[start : start + 5]) for start in range(0, 60, 5)))
 
     states = await subscribers.rows("endpoint_states", order="endpoint_id")
     assert [state["consecutive_failures"] for state in states] == [15] * 4
     assert len(await subscribers.rows("delivery_attempts")) == 60
+    assert logs.counters["transactions.rerun"] == 0
+
+
+def failure(row: dict[str, Any]) -> Attempt:
+    """What is recorded of a first attempt that was refused."""
+    outcome = Outcome("refused", 500)
+    names = {"tenant_id": TENANT, "event_delivery_id": row["id"], "endpoint_id": row["endpoint_id"], "fence": row["fence"]}
+    after = attempts.decide(0, outcome, schedule=(0, 5), chance=0)
+    return Attempt(
+        id=ids.new(row["now"]), trigger="initial", started_at=row["now"], url="http://localhost/", outcome=outcome, after=after, **names
+    )
+
+
+async def test_no_number_of_dispatchers_exceeds_an_endpoints_rate(database_url: str, clock: Clock, subscribers: Subscribers) -> None:
+    """Four that claim in a hurry, without a pause: fifteen a second, and nearly that."""
+    async with contextlib.AsyncExitStack() as stack:
+        pools = [await stack.enter_async_context(Database(database_url, clock=clock, faults=Faults())) for _ in range(4)]
+        endpoint_id = await subscribers.endpoint("http://localhost:1/", rate_per_second=15, max_in_flight=100)
+        await subscribers.backlog(endpoint_id, 100)
+        times: list[float] = []
+
+        async def claim(pool: Database) -> None:
+            while len(times) < 40:
+                async with pool.transaction("test.claim") as tx:
+                    claimed = await event_claims.claim(tx, limit=100, lease_seconds=45)
+                times.extend(delivery.claimed_at.timestamp() for delivery in claimed)
+
+        await asyncio.gather(*map(claim, pools))
+
+    times.sort()
+    assert max(sum(start <= moment < start + 1 for moment in times) for start in times) <= 15
+    assert 39 / 15 < times[39] - times[0] < 3 * 39 / 15
+
+
+async def test_no_number_of_dispatchers_breaks_the_order(database_url: str, clock: Clock, subscribers: Subscribers) -> None:
+    """Four of them and a subscriber that fails now and then: of each order one at a time, and none before those it follows."""
+    chance = random.Random(4)
+    seen: list[tuple[str, int, bool]] = []
+    busy: set[str] = set()
+
+    async def sometimes(server: Server, writer: asyncio.StreamWriter) -> None:
+        order, _, number = received(server)[-1].id.partition("-")
+        assert order not in busy
+        busy.add(order)
+        await asyncio.sleep(0)
+        busy.discard(order)
+        seen.append((order, int(number), well := chance.random() < 0.7))
+        writer.write(OK if well else b"HTTP/1.1 500 No\r\nContent-Length: 0\r\n\r\n")
+
+    given: dict[str, Any] = {"retry_schedule": (0, *[5] * 20)}
+    async with serving(sometimes) as server, several(4, database_url, clock, **given) as dispatchers:
+        endpoint_id = await subscribers.endpoint(server, ordered=True, max_in_flight=20)
+        for number in range(1, 6):
+            for order in "ABCDEFGH":
+                await subscribers.make.event(id=f"{order}-{number}")
+                row = {"event_id": f"{order}-{number}", "order_id": order, "sequence": number}
+                await subscribers.make.event_delivery(endpoint_id=endpoint_id, **row)
+        while await subscribers.rows("event_deliveries", "status = 'pending'"):
+            await asyncio.gather(*(running.run_once() for running in dispatchers))
+            clock.advance(seconds=10)
+
+    for order in "ABCDEFGH":
+        tried = [(number, well) for name, number, well in seen if name == order]
+        assert [number for number, well in tried if well] == [1, 2, 3, 4, 5]
+        assert [number for number, _ in tried] == sorted(number for number, _ in tried)
+    assert await subscribers.statuses(endpoint_id) == {"delivered": 40}
+
+
+async def test_no_number_of_dispatchers_tries_a_failing_endpoint_twice_at_once(
+    database_url: str, clock: Clock, subscribers: Subscribers
+) -> None:
+    """Its rest is over: one event delivery tries it, whoever claims at that moment."""
+    hanging = Hanging()
+    async with serving(hanging) as server, several(4, database_url, clock) as dispatchers:
+        endpoint_id = await subscribers.endpoint(server)
+        await subscribers.make.endpoint_state(endpoint_id=endpoint_id, consecutive_failures=9, open_until=ago(seconds=1))
+        await subscribers.backlog(endpoint_id, 20)
+        counts = [sum(await asyncio.gather(*(running.dispatcher.run_once() for running in dispatchers))) for _ in range(5)]
+
+    assert counts == [1, 0, 0, 0, 0]
+
+
+@pytest.mark.case("B89", "S123")
+async def test_two_processes_share_what_is_due_and_one_is_killed_in_mid_send(
+    database_url: str, clock: Clock, db: Database, subscribers: Subscribers
+) -> None:
+    """A hundred due, a slow receiver: each is sent once; what the killed one had goes out again after its lease, under the same ids."""
+    hanging = Hanging()
+    async with serving(hanging) as server, dispatching(db, slots=100) as running:
+        endpoint_id = await subscribers.endpoint(server, max_in_flight=100)
+        await subscribers.deliver(endpoint_id, 100)
+        async with process(database_url) as victim, process(database_url) as survivor:
+            await hanging.has(100)
+            rows = await subscribers.rows("event_deliveries")
+            sent = Counter(message.id for message in received(server))
+            victim.kill()
+            await victim.wait()
+            hanging.let_go()
+            await survivor.communicate()
+        half = await subscribers.statuses(endpoint_id)
+        assert await running.drain() == 0
+        clock.advance(seconds=46)
+        again = await running.drain()
+
+    repeated = {event_id for event_id, count in Counter(message.id for message in received(server)).items() if count == 2}
+    assert (len(sent), set(sent.values())) == (100, {1})
+    assert {(row["fence"], row["lease_expires_at"] > row["now"]) for row in rows} == {(1, True)}
+    assert half == {"delivered": 50, "pending": 50}
+    assert again == len(repeated) == 50
+    assert await subscribers.statuses(endpoint_id) == {"delivered": 100}
+    assert {row["attempt_count"] for row in await subscribers.rows("event_deliveries")} == {1}
 
 
 async def one_is_free(dispatchers: list[Running]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import secrets
 from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, Any
 
@@ -35,7 +36,7 @@ async def at_once(gateways: list[httpx.AsyncClient], *acts: Act) -> list[int]:
 
     async def one(gateway: httpx.AsyncClient, path: str, body: dict[str, Any]) -> int:
         await barrier.wait()
-        return (await gateway.post(f"/v1{path}", json=body)).status_code
+        return (await gateway.post(f"/v1{path}", json=body, headers={"Idempotency-Key": secrets.token_hex(8)})).status_code
 
     return list(await asyncio.gather(*(one(gateway, *act) for gateway, act in zip(gateways, acts, strict=True))))
 

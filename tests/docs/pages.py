@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ipn_gateway import postgres
 from tests.cli import command
 
 if TYPE_CHECKING:
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).parents[2]
 GATEWAY, SIMULATOR = "http://127.0.0.1:8000", "http://127.0.0.1:8100"
 """Where pages say that the two listen; a test puts its own addresses there."""
+PAGE_SECONDS = 90
 
 
 def blocks(text: str, language: str) -> list[str]:
@@ -25,14 +27,25 @@ def blocks(text: str, language: str) -> list[str]:
     return re.findall(rf"^```{language}\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
 
 
+def section(text: str, title: str) -> str:
+    """What a page has under a heading of the second level."""
+    (found,) = re.findall(rf"^## {re.escape(title)}\n(.*?)(?=^## |\Z)", text, re.MULTILINE | re.DOTALL)
+    return str(found)
+
+
 def shims(directory: Path) -> Path:
-    """A folder for PATH with the commands that pages call; curl and psql are stand-ins, so that Python alone is needed."""
-    here = Path(__file__).parent
-    called = {"ipn-gateway": ["-m", "ipn_gateway"], "curl": [str(here / "curl.py")], "psql": [str(here / "psql.py")]}
+    """A folder for PATH with the commands that pages call. curl and psql are stand-ins, so that Python alone is needed."""
+    here, programs = Path(__file__).parent, postgres._programs()
+    called = {
+        "ipn-gateway": [sys.executable, "-m", "ipn_gateway"],
+        "curl": [sys.executable, str(here / "curl.py")],
+        "psql": [sys.executable, str(here / "psql.py")],
+        **{name: [str(programs / name)] for name in ("pg_dump", "pg_restore")},
+    }
     directory.mkdir()
-    for name, arguments in called.items():
+    for name, words in called.items():
         shim = directory / name
-        shim.write_text(f'#!/bin/sh\nexec {shlex.join([sys.executable, *arguments])} "$@"\n')
+        shim.write_text(f'#!/bin/sh\nexec {shlex.join(words)} "$@"\n')
         shim.chmod(0o755)
     return directory
 
@@ -51,4 +64,4 @@ async def run(text: str, folder: Path, settings: Mapping[str, str], addresses: M
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
     )
-    return await command.ended(shell)
+    return await command.ended(shell, seconds=PAGE_SECONDS)

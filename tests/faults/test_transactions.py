@@ -53,7 +53,7 @@ async def cuttable(proxy: Proxy, clock: Clock, faults: Faults) -> AsyncIterator[
 async def furnish(world: World) -> None:
     await world.order("ORD-1")
     everything = endpoints.NewEndpoint("https://subscriber.example/hook", ("*",))
-    await endpoints.create(world.rt.db, world.rt.vault, TENANT, everything, secret_bytes=bytes(32), actor="test")
+    await endpoints.create(world.rt.db, world.rt.vault, TENANT, everything, secret_bytes=bytes(64), actor="test")
 
 
 WRITTEN = ("processed_notifications", "payments", "events", "event_deliveries")

@@ -14,6 +14,8 @@ from ipn_gateway import migrations, models
 if TYPE_CHECKING:
     from sqlalchemy import Connection
 
+    from ipn_gateway.db import Database
+
 # Name, kind and definition of everything in the catalogue that belongs to the schema: not the partitions, which come and go.
 CATALOGUE = {
     "columns": """
@@ -101,6 +103,26 @@ async def test_what_is_pending_is_known_before_it_is_applied(empty_database_url)
     assert await migrations.migrate(empty_database_url) == []
 
 
+async def test_secrets_from_before_key_pairs_are_kept(empty_database_url, connect):
+    """An installation with endpoints migrates; what is there has no key pair, and processes of the version before can still insert."""
+    row = """INSERT INTO endpoint_secrets (tenant_id, id, endpoint_id, ciphertext)
+             SELECT tenant_id, gen_random_uuid(), id, 'sealed' FROM endpoints"""
+    with connect(empty_database_url) as before:
+        command.upgrade(alembic(before), "0003")
+        before.exec_driver_sql("INSERT INTO tenants (id) VALUES ('acme')")
+        before.exec_driver_sql(
+            "INSERT INTO endpoints (tenant_id, id, url, events) VALUES ('acme', gen_random_uuid(), 'https://a.example/', '{*}')"
+        )
+        before.exec_driver_sql(row)
+
+    await migrations.migrate(empty_database_url)
+
+    with connect(empty_database_url) as after:
+        after.exec_driver_sql(row)
+        found = after.exec_driver_sql("SELECT ciphertext, seed_ciphertext, public_key FROM endpoint_secrets").all()
+    assert [tuple(one) for one in found] == [(b"sealed", None, None)] * 2
+
+
 def test_hot_tables_leave_room_on_their_pages(database_url, connect):
     """Rows that are rewritten all the time find room beside their old version, so that no index is touched."""
     with connect(database_url) as migrated:
@@ -125,3 +147,14 @@ def test_what_is_unique_for_ever_is_in_tables_that_are_never_pruned(database_url
     assert unique["processed_notifications.processed_notifications_pkey"] == "PRIMARY KEY (tenant_id, source_id, operation_id, effect)"
     assert unique["orders.orders_pkey"] == "PRIMARY KEY (tenant_id, order_id)"
     assert unique["refunds.refunds_reference_key"] == "UNIQUE (tenant_id, order_id, reference)"
+
+
+async def test_a_schema_of_a_newer_version_stops_nobody(database_url: str, db: Database) -> None:
+    """In the middle of an upgrade a process of the version before starts again: it finds nothing to do, and undoes nothing."""
+    async with db.transaction("test.newer") as tx:
+        await tx.execute("UPDATE alembic_version SET version_num = '9999'")
+
+    assert await migrations.pending(database_url) == []
+    assert await migrations.migrate(database_url) == []
+    async with db.autocommit("test.read") as tx:
+        assert await tx.value("SELECT version_num FROM alembic_version") == "9999"

@@ -71,6 +71,7 @@ class Question:
     method: str
     url: str
     params: Mapping[str, str]
+    headers: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass
@@ -81,9 +82,16 @@ class Scripted:
     asked: list[Question] = field(default_factory=list)
 
     async def __call__(
-        self, method: Literal["GET", "POST"], url: str, *, params: Mapping[str, str] | None = None, form: Mapping[str, str] | None = None
+        self,
+        method: Literal["GET", "POST"],
+        url: str,
+        *,
+        params: Mapping[str, str] | None = None,
+        form: Mapping[str, str] | bytes | None = None,
+        headers: Mapping[str, str] | None = None,
     ) -> Answer | NoAnswer:
-        self.asked.append(Question(method, url, {**(params or {}), **(form or {})}))
+        fields = {"": form.decode("latin-1")} if isinstance(form, bytes) else form or {}
+        self.asked.append(Question(method, url, {**(params or {}), **fields}, headers or {}))
         return self.answers[min(len(self.asked), len(self.answers)) - 1]
 
 
@@ -169,6 +177,7 @@ class ProviderContract:
         assert discovered()[name] is self.provider
         for found in discovered():
             assert (ROOT / f"tests/providers/test_{found}.py").is_file()
+            assert (ROOT / f"tests/providers/test_{found}_money.py").is_file()
             assert (ROOT / f"docs/providers/{found}.md").is_file()
         assert {path.stem for path in self.sample_paths()} >= set(self.samples)
 
@@ -359,6 +368,6 @@ class ProviderContract:
         meanings = Counter(self.provider.EFFECTS.values())
 
         assert meanings[Effect.PAID] >= 1
-        assert set(meanings) <= {Effect.PAID, Effect.INFORMATIVE, *NEGATIVE}
+        assert set(meanings) <= {Effect.PAID, Effect.REFUNDED, Effect.INFORMATIVE, *NEGATIVE}
         assert 1 <= self.provider.order_id_length_max <= 64
         assert self.provider.ack.status // 100 == 2

@@ -8,7 +8,8 @@ from urllib.parse import urlencode
 
 from ipn_gateway.providers import forms
 from ipn_gateway.providers.base import Answer, InboundRequest, NoAnswer, Proof, ProviderConfig
-from ipn_gateway.providers.sslcommerz import PROVIDER, SslcommerzConfig
+from ipn_gateway.providers.sslcommerz import PROVIDER
+from ipn_gateway.providers.sslcommerz_api import SslcommerzConfig
 from tests.providers.contract import ROOT, Scripted, answered, asserted, sample
 
 if TYPE_CHECKING:

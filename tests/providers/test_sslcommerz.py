@@ -13,7 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ipn_gateway.providers.base import Answer, Effect, InboundRequest, Malformed, Proof, Provider, ProviderConfig
-from ipn_gateway.providers.sslcommerz import PROVIDER, SslcommerzConfig
+from ipn_gateway.providers.sslcommerz import PROVIDER
+from ipn_gateway.providers.sslcommerz_api import SslcommerzConfig
 from tests.providers.contract import Expected, ProviderContract, answered, asserted
 from tests.providers.sslcommerz import F0, SHOP, SHOP_BEFORE, STORE, V1, V2, V3, load, post, proof, sign, signed, validator_answer
 

@@ -9,7 +9,8 @@ import pytest
 from pydantic import ValidationError
 
 from ipn_gateway.providers.base import Effect, InboundRequest, Malformed, Proof
-from ipn_gateway.providers.sslcommerz import PROVIDER, SslcommerzConfig
+from ipn_gateway.providers.sslcommerz import PROVIDER
+from ipn_gateway.providers.sslcommerz_api import SslcommerzConfig
 from tests.providers.contract import asserted
 from tests.providers.sslcommerz import F0, FORM, SHOP, STORE, load, proof, signed
 

@@ -196,7 +196,13 @@ async def test_a_refund_is_accepted_once_and_done_when_asked_again(provider) -> 
     assert [poll["status"] for poll in polls] == ["processing", "refunded", "refunded"]
     assert polls[0]["refunded_on"] == ""
     assert polls[1]["refunded_on"] == "2026-07-14 12:03:35"
-    assert (await provider.state())["refunds"] == {"calls": 2, "by_refund_trans_id": {"R-1": 2}, "queries": 3, "accepted": 1}
+    assert (await provider.state())["refunds"] == {
+        "calls": 2,
+        "by_refund_trans_id": {"R-1": 2},
+        "queries": 3,
+        "accepted": 1,
+        "accepted_by_refund_trans_id": {"R-1": 1},
+    }
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,10 @@ VALIDATOR = "/validator/api/validationserverAPI.php"
 CREDENTIALS = {"store_id": "testbox", "store_passwd": "qwerty"}
 
 
+def refund_of(paid: dict) -> dict[str, str]:
+    return {"bank_tran_id": paid["bank_tran_id"], "refund_trans_id": "R-1", "refund_amount": "40.00", "refund_remarks": "late"}
+
+
 async def ask(provider, val_id: str):
     return await provider.client.get(VALIDATOR, params=CREDENTIALS | {"val_id": val_id})
 
@@ -154,14 +158,62 @@ async def test_a_lost_answer_leaves_the_question_recorded(served) -> None:
 async def test_a_refund_whose_answer_was_lost_happened_all_the_same(served) -> None:
     """Money moved, its refund_ref_id is unknown, and asking again says only `processing`."""
     paid = await served.pay()
-    refund = {"bank_tran_id": paid["bank_tran_id"], "refund_trans_id": "R-1", "refund_amount": "40.00", "refund_remarks": "late"}
     await served.fault(path="refund", kind="record_then_reset")
 
     with pytest.raises((httpx.ReadError, httpx.RemoteProtocolError)):
-        await served.query(**refund)
+        await served.query(**refund_of(paid))
 
-    assert (await served.query(**refund))["status"] == "processing"
+    assert (await served.query(**refund_of(paid)))["status"] == "processing"
     assert (await served.state())["refunds"]["accepted"] == 1
+
+
+@pytest.mark.parametrize("kind", ["record_then_hang", "record_then_status500"])
+async def test_what_was_asked_may_be_done_and_its_answer_lost(served, kind: str) -> None:
+    """The session is open and the money moved, once for the one refund_trans_id, whatever became of the answers."""
+    paid = await served.pay()
+    refund = CREDENTIALS | refund_of(paid)
+    patience = httpx.Timeout(10, read=0.2)
+    await served.fault(path="init", kind=kind)
+    await served.fault(path="refund", kind=kind)
+
+    calls = [served.client.post("/gwprocess/v4/api.php", data=served.form(), timeout=patience)]
+    calls += [served.client.get("/validator/api/merchantTransIDvalidationAPI.php", params=refund, timeout=patience)]
+    lost = await asyncio.gather(*calls, return_exceptions=True)
+    await until(served, hanging=0)
+
+    expected = httpx.ReadTimeout if kind == "record_then_hang" else httpx.Response
+    assert [type(answer) for answer in lost] == [expected] * 2
+    assert (await served.state())["sessions"] == 1
+    assert (await served.query(**refund_of(paid)))["status"] == "processing"
+    assert (await served.state())["refunds"]["accepted_by_refund_trans_id"] == {"R-1": 1}
+
+
+async def test_an_answer_may_come_late_after_what_was_asked_is_done(provider) -> None:
+    """A client that waits gets the true answer in the end."""
+    paid = await provider.pay()
+    await provider.fault(path="refund", kind="record_then_hang", seconds=0.05)
+
+    assert (await provider.query(**refund_of(paid)))["status"] == "success"
+
+
+async def test_a_provider_may_refuse_for_reasons_of_its_own(provider) -> None:
+    """`failed` says no in the words of each call, and nothing happens."""
+    paid = await provider.pay()
+    for path in ("init", "refund", "validator"):
+        await provider.fault(path=path, kind="failed", value="Store is sleeping")
+
+    init, refund = await provider.init(), await provider.query(**refund_of(paid))
+    validated = await provider.validate(paid["val_id"])
+    accepted = await provider.query(**refund_of(paid))
+    await provider.fault(path="refund_query", kind="failed", value="Card closed")
+    asked = await provider.query(refund_ref_id=accepted["refund_ref_id"])
+
+    assert (init["status"], init["failedreason"], init["GatewayPageURL"]) == ("FAILED", "Store is sleeping", "")
+    assert (refund["status"], refund["errorReason"], refund["refund_ref_id"]) == ("failed", "Store is sleeping", "")
+    assert (validated["status"], (await provider.validate(paid["val_id"]))["status"]) == ("FAILED", "VALID")
+    assert accepted["status"] == "success"
+    assert (asked["status"], asked["errorReason"]) == ("cancelled", "Card closed")
+    assert (await provider.state())["sessions"] == 0
 
 
 async def test_an_answer_that_hangs_goes_on_when_released(served) -> None:

@@ -8,6 +8,7 @@ import httpx
 import pytest
 from standardwebhooks import Webhook
 
+from ipn_gateway import signing
 from ipn_gateway.simulator.subscriber import Mode, create_subscriber
 from ipn_gateway.simulator.world import host_time
 
@@ -99,7 +100,24 @@ async def test_without_a_secret_nothing_verifies_until_one_is_set(enter) -> None
     after = [await target.deliver("evt_1"), await target.deliver("evt_2", secret=OTHER)]
 
     assert (before, put.status_code, after) == (401, 204, [200, 200])
-    assert (await target.client.put("/secrets", json={"secrets": ["whsec_"]})).status_code == 422
+    for secret in ("whsec_", "whpk_AAAA"):
+        assert (await target.client.put("/secrets", json={"secrets": [secret]})).status_code == 422
+
+
+@pytest.mark.parametrize("check_age", [True, False])
+async def test_a_public_key_verifies_without_a_secret(enter, check_age: bool) -> None:
+    """The key pair's public half is enough for signatures v1a; another one is not."""
+    known, other = signing.new_keys(bytes(64)), signing.new_keys(b"o" * 64)
+    app = create_subscriber(known.public_key, check_age=check_age)
+    target = Target(app, await enter(app))
+    body, moment = b'{"id":"evt_1"}', int(host_time().timestamp())
+
+    answers = []
+    for keys in (known, other):
+        sent = signing.headers("evt_1", moment, body, [signing.signing_key(keys.private_key)])
+        answers.append((await target.client.post("/webhooks", content=body, headers=sent)).status_code)
+
+    assert answers == [200, 401]
 
 
 async def test_a_moved_clock_can_be_allowed(enter) -> None:

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from ipn_gateway.addresses import check_endpoint_url, is_allowed, refusal
 from ipn_gateway.errors import ValidationFailed
+from tests import hostile
 
 PUBLIC = ["8.8.8.8", "93.184.216.34", "100.63.255.255", "100.128.0.0", "172.15.0.1", "172.32.0.1", "2606:4700::1111", "2a00:1450::1"]
 PRIVATE = [
@@ -17,9 +18,10 @@ PRIVATE = [
     "172.31.255.255", "192.0.0.192", "192.0.2.1", "192.88.99.1", "192.168.1.1", "198.18.0.1", "198.51.100.1", "203.0.113.1",
     "224.0.0.1", "239.1.1.1", "240.0.0.1", "255.255.255.255", "::", "::2", "::10.0.0.1", "100::1", "64:ff9b:1::1", "2001::1",
     "2001:2::1", "2001:db8::1", "2002:808:808::1", "3fff::1", "4000::1", "5f00::1", "fc00::1", "fd00:ec2::254", "fe80::1",
-    "fe80::1%1", "fec0::1", "ff02::1", "2606:4700::1111%eth0",
+    "fe80::1%1", "fec0::1", "ff02::1", "2606:4700::1111%eth0", "::1%lo", "::ffff:127.0.0.1", "::ffff:7f00:1", "::127.0.0.1",
+    "2001:0:808:808:0:0:f5ff:fffe",
 ]  # fmt: skip
-LOOPBACK = ["127.0.0.1", "127.255.255.254", "::1", "::ffff:127.0.0.1", "0:0:0:0:0:0:0:1"]
+LOOPBACK = ["127.0.0.1", "127.255.255.254", "::1", "0:0:0:0:0:0:0:1"]
 NO_ADDRESS = [
     "",
     "localhost",
@@ -41,6 +43,7 @@ def test_public_addresses_are_allowed(address: str) -> None:
     assert is_allowed(address)
 
 
+@pytest.mark.case("B101")
 @pytest.mark.parametrize("address", PRIVATE)
 @pytest.mark.parametrize("allow_loopback", [False, True])
 def test_special_addresses_are_refused(address: str, allow_loopback: bool) -> None:
@@ -50,7 +53,7 @@ def test_special_addresses_are_refused(address: str, allow_loopback: bool) -> No
 
 @pytest.mark.parametrize("address", LOOPBACK)
 def test_loopback_is_allowed_only_where_the_policy_says_so(address: str) -> None:
-    """127.0.0.0/8 and ::1, in every spelling."""
+    """127.0.0.0/8 and ::1; the one inside the other is nobody's way to write it."""
     assert not is_allowed(address)
     assert is_allowed(address, allow_loopback=True)
 
@@ -155,6 +158,29 @@ def test_other_urls_are_refused(url: str, allow_loopback: bool) -> None:
         check_endpoint_url(url, allow_loopback=allow_loopback)
 
     assert caught.value.errors == [{"pointer": "#/url", "detail": str(caught.value)}]
+
+
+@pytest.mark.case("B101")
+@pytest.mark.parametrize("url", hostile.ALWAYS, ids=ascii)
+@pytest.mark.parametrize("allow_loopback", [False, True])
+def test_no_trick_makes_a_url_one_that_is_called(url: str, allow_loopback: bool) -> None:
+    """Private addresses in every notation, names of the network inside, and what two parsers read as two hosts; whatever is set."""
+    with pytest.raises(ValidationFailed):
+        check_endpoint_url(url, allow_loopback=allow_loopback)
+
+
+@pytest.mark.parametrize("url", hostile.LOOPBACK, ids=ascii)
+def test_this_host_is_called_where_the_setting_says_so(url: str) -> None:
+    """And the refusal names the setting, so that a try on one machine does not end in a riddle."""
+    with pytest.raises(ValidationFailed, match="IPN_ALLOW_LOOPBACK_ENDPOINTS"):
+        check_endpoint_url(url, allow_loopback=False)
+    check_endpoint_url(url, allow_loopback=True)
+
+
+@pytest.mark.parametrize("name", ["hooks.example.com", "internal.example.com", "local.example", "xn--bcher-kva.example", "a.internals"])
+def test_a_name_is_inside_by_its_end_only(name: str) -> None:
+    """Words that name a network inside are words like others elsewhere."""
+    assert refusal(f"https://{name}/") is None
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import pytest
 from ipn_gateway import claims, ids, inbox, logs, orders
 from ipn_gateway.models import PARTITIONED
 from ipn_gateway.slots import Slots
-from tests.world import SOURCE, TENANT
+from tests.world import SOURCE, STORE, TENANT
 
 if TYPE_CHECKING:
     from tests.world import World
@@ -252,6 +252,42 @@ async def test_a_payment_reference_under_another_operation_is_judged_by_its_mone
 
 
 @pytest.mark.case("S106", "B63")
+async def test_money_of_a_stranger_s_store_pays_no_order(world: World) -> None:
+    """Whoever signs the notice: with that store's password it is forged here, with ours the store is not ours or the payment not known."""
+    world.simulator.bank.stores = {**world.simulator.bank.stores, "evil01": "Evil@Pass1"}
+    await world.order("ORD-1001")
+    genuine = world.pay("ORD-1001", store_id="evil01")
+
+    receipts = [await world.notify(fields) for fields in (genuine, world.signed(genuine), world.signed(genuine, store_id=STORE))]
+    for wait in (60, 300, 540, 0):
+        await world.drain()
+        world.rt.clock.advance(seconds=wait)
+
+    assert [await world.outcome(receipt) for receipt in receipts] == [
+        ("rejected", "signature"),
+        ("rejected", "store_mismatch"),
+        ("rejected", "refuted"),
+    ]
+    assert await world.status("ORD-1001") == "pending"
+    assert await world.value("SELECT count(*) FROM payments") == 0
+
+
+@pytest.mark.case("S106", "B63")
+async def test_money_at_another_source_of_the_tenant_waits_for_a_person(world: World) -> None:
+    """Confirmed, and the merchant's own: it may be meant for the order, yet it went to an account that the order is not of."""
+    world.simulator.bank.stores = {**world.simulator.bank.stores, "other02": "Other@Pass2"}
+    await world.source("second", store_id="other02", store_passwd="Other@Pass2")
+    await world.order("ORD-1001")
+
+    receipt = await world.notify(world.pay("ORD-1001", store_id="other02"), source="second")
+    await world.drain()
+
+    assert await world.outcome(receipt) == ("held", "source_mismatch")
+    assert await world.status("ORD-1001") == "pending"
+    assert await world.event_types() == ["notification.held"]
+
+
+@pytest.mark.case("S106")
 async def test_a_mismatch_leaves_the_operation_unused(world: World) -> None:
     """What was confirmed with a wrong sum is held; the same operation with the right one still applies, once."""
     await world.order("ORD-1")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
+import random
 from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
 from typing import TYPE_CHECKING, Any
@@ -14,9 +15,11 @@ import pytest
 import standardwebhooks
 import structlog
 
-from ipn_gateway import endpoints, event_deliveries, events, ids, logs, outbox, settings
+from ipn_gateway import attempts, endpoints, event_claims, events, ids, logs, outbox, schedule, settings, views
 from ipn_gateway.db import Database
 from ipn_gateway.faults import Faults
+from ipn_gateway.paging import Wanted
+from ipn_gateway.transport import Outcome
 from tests.dispatching import Hanging, Subscribers, dispatching, received, refuses
 from tests.loopback import OK, says, serving
 from tests.make import TENANT, ago, ahead
@@ -25,6 +28,7 @@ if TYPE_CHECKING:
     from uuid import UUID
 
     from ipn_gateway.clock import Clock
+    from tests.loopback import Server
     from tests.make import Make
 
 SCHEDULE = settings.Settings.model_fields["retry_schedule"].default
@@ -44,7 +48,7 @@ def _counters_from_zero() -> None:
 # What arrives
 
 
-@pytest.mark.case("S117")
+@pytest.mark.case("S117", "B85")
 async def test_every_attempt_to_every_endpoint_carries_the_same_event(clock: Clock, db: Database, subscribers: Subscribers) -> None:
     """Header, body and bytes are the event's, whichever endpoint it goes to and however often."""
     body = json.dumps({"id": "evt_one", "type": "order.paid", "data": {"é": 1.0}}, ensure_ascii=False, indent=1).encode()
@@ -178,6 +182,7 @@ async def test_a_receiver_may_ask_for_a_longer_wait(
     assert (row["next_attempt_at"] - row["now"]).total_seconds() == pytest.approx(wait_seconds, abs=2)
 
 
+@pytest.mark.case("B87")
 async def test_an_endpoint_that_is_gone_is_disabled_and_told_about(clock: Clock, db: Database, subscribers: Subscribers) -> None:
     """410 stops everything to it; what waits stays pending, unsent, and goes on with its count once a person enables it."""
     async with serving(says(b"HTTP/1.1 410 Gone\r\nContent-Length: 0\r\n\r\n", OK)) as server, serving(says(OK)) as other:
@@ -202,6 +207,108 @@ async def test_an_endpoint_that_is_gone_is_disabled_and_told_about(clock: Clock,
     data = json.loads(told.body)
     assert (data["id"], data["type"]) == (told.id, "endpoint.disabled")
     assert data["data"] == {"endpoint_id": ids.show("ep", endpoint_id), "url": server.url, "reason": "gone"}
+
+
+@pytest.mark.case("B87")
+@pytest.mark.parametrize("end", ["gone", "disabled", "deleted"])
+async def test_nothing_is_sent_to_where_it_ended_while_a_retry_was_pending(
+    clock: Clock, db: Database, subscribers: Subscribers, end: str
+) -> None:
+    """Gone (410), disabled or deleted: no attempt follows; the first two stay pending without a next attempt, the last is cancelled."""
+    answers = [b"HTTP/1.1 500 No\r\nContent-Length: 0\r\n\r\n", b"HTTP/1.1 410 Gone\r\nContent-Length: 0\r\n\r\n"]
+    async with serving(says(*answers)) as server, dispatching(db) as running:
+        endpoint_id = await subscribers.endpoint(server, max_in_flight=1)
+        await subscribers.deliver(endpoint_id)
+        await running.drain()
+        if end == "gone":
+            await subscribers.deliver(endpoint_id)
+            await running.drain()
+        elif end == "disabled":
+            async with db.transaction("test.disable") as tx:
+                await endpoints.disable(tx, TENANT, endpoint_id, "asked")
+        else:
+            await endpoints.delete(db, TENANT, endpoint_id, actor="test")
+        before = len(server.requests)
+        clock.advance(days=30)
+        assert await running.drain() == 0
+        async with db.autocommit("test.shown") as tx:
+            shown = (await views.event_deliveries(tx, TENANT, Wanted())).items
+
+    assert len(server.requests) == before
+    assert {(item.status, item.next_attempt_at) for item in shown} == {("cancelled" if end == "deleted" else "pending", None)}
+
+
+@pytest.mark.case("B93")
+@pytest.mark.parametrize("status", [301, 302, 303, 304, 307, 308])
+async def test_a_redirect_is_a_failed_attempt(db: Database, subscribers: Subscribers, status: int) -> None:
+    """It is not followed, not even to a page that says 200, and its owner sees what was answered."""
+    async with serving(says(OK)) as page, dispatching(db) as running:
+        body = "" if status == 304 else "Content-Length: 0\r\n"
+        answer = f"HTTP/1.1 {status} Elsewhere\r\nLocation: {page.url}\r\n{body}\r\n".encode()
+        async with serving(says(answer)) as server:
+            (delivery_id,) = await subscribers.deliver(await subscribers.endpoint(server))
+            await running.drain()
+        async with db.autocommit("test.shown") as tx:
+            (shown,) = (await views.event_deliveries(tx, TENANT, Wanted())).items
+
+    assert page.requests == []
+    assert (await subscribers.delivery(delivery_id))["status"] == "pending"
+    assert [(attempt.outcome, attempt.status_code) for attempt in shown.attempts] == [("refused", status)]
+
+
+@pytest.mark.case("B93")
+@pytest.mark.parametrize("status", [200, 201, 202, 204, 226])
+async def test_every_2xx_is_a_success(db: Database, subscribers: Subscribers, status: int) -> None:
+    """With a body or without."""
+    body = b"" if status == 204 else b"Content-Length: 0\r\n"
+    async with serving(says(f"HTTP/1.1 {status} Yes\r\n".encode() + body + b"\r\n")) as server, dispatching(db) as running:
+        endpoint_id = await subscribers.endpoint(server)
+        await subscribers.deliver(endpoint_id)
+        await running.drain()
+
+    assert await subscribers.statuses(endpoint_id) == {"delivered": 1}
+
+
+@pytest.mark.case("B83")
+async def test_what_failed_in_one_moment_does_not_come_back_in_one(clock: Clock, db: Database, subscribers: Subscribers) -> None:
+    """A thousand fail together: their second attempts lie all over the published band, and the endpoint sees no more than it may."""
+    hanging = Hanging()
+    draws = random.Random(83)
+    async with serving(hanging) as server, dispatching(db) as running:
+        endpoint_id = await subscribers.endpoint(server, max_in_flight=20)
+        await subscribers.backlog(endpoint_id, 1000)
+        await subscribers.run("UPDATE event_deliveries SET fence = 1, lease_expires_at = ipn_now() + interval '45 s'")
+        rows = await subscribers.rows("event_deliveries")
+        failed = [failure(row, chance=draws.random()) for row in rows]
+        for start in range(0, 1000, attempts.TOGETHER_MAX):
+            await attempts.record(db, failed[start : start + attempts.TOGETHER_MAX])
+        made = await subscribers.rows("delivery_attempts")
+        after = await subscribers.rows("event_deliveries")
+        waits = sorted((row["next_attempt_at"] - rows[0]["now"]).total_seconds() for row in after)
+        clock.advance(seconds=10)
+        at_once = [await running.start_all()]
+        await hanging.has(1)
+        hanging.let_one_go()
+        await running.free()
+        at_once.append(await running.start_all())
+
+    took = (max(row["now"] for row in after) - rows[0]["now"]).total_seconds()
+    assert len(made) == 1000
+    assert waits[0] >= SCHEDULE[1]
+    assert waits[-1] <= SCHEDULE[1] * (1 + schedule.JITTER) + took
+    assert max(sum(start <= wait < start + 0.05 for wait in waits) for start in waits) < 250
+    assert at_once == [1, 20]
+
+
+def failure(row: dict[str, Any], *, chance: float) -> attempts.Attempt:
+    """What is recorded when the first attempt of this event delivery is refused."""
+    outcome = Outcome("refused", 500)
+    after = attempts.decide(0, outcome, schedule=SCHEDULE, chance=chance)
+    names = {"tenant_id": TENANT, "event_delivery_id": row["id"], "endpoint_id": row["endpoint_id"], "fence": row["fence"]}
+    attempt_id = ids.new(datetime.now(UTC))
+    return attempts.Attempt(
+        id=attempt_id, trigger="initial", started_at=row["now"], url="http://localhost/", outcome=outcome, after=after, **names
+    )
 
 
 # What is chosen
@@ -341,7 +448,7 @@ async def test_slots_are_shared_among_tenants(db: Database, subscribers: Subscri
     assert len(server.requests) == 29
 
 
-@pytest.mark.case("S122")
+@pytest.mark.case("S122", "B91")
 async def test_an_endpoint_that_hangs_delays_no_other(database_url: str, clock: Clock, subscribers: Subscribers) -> None:
     """It holds its own slots only, no connection, and what comes for others meanwhile is delivered first."""
     hanging = Hanging()
@@ -353,7 +460,7 @@ async def test_an_endpoint_that_hangs_delays_no_other(database_url: str, clock: 
     ):
         hung = await subscribers.endpoint(slow, max_in_flight=3)
         healthy = await subscribers.endpoint(quick)
-        await subscribers.deliver(hung, 30, next_attempt_at=ago(hours=1))
+        await subscribers.backlog(hung, 500)
         await subscribers.deliver(healthy, 5)
         await running.start_all()
         await hanging.has(3)
@@ -366,13 +473,35 @@ async def test_an_endpoint_that_hangs_delays_no_other(database_url: str, clock: 
         async with only.transaction("test.free") as tx:
             free = await tx.value("SELECT true")
         in_flight = await subscribers.in_flight(hung)
-        hanging.let_go()
-        await running.drain()
 
     assert {attempt["outcome"] for attempt in attempts_made} == {"delivered"}
-    assert (len(attempts_made), len(slow.requests[:3]), in_flight, free) == (15, 3, 3, True)
-    assert await subscribers.statuses(hung) == {"delivered": 30}
-    assert await subscribers.statuses(healthy) == {"delivered": 20}
+    assert (len(attempts_made), len(slow.requests), in_flight, free) == (15, 3, 3, True)
+    assert await subscribers.statuses(hung) == {"pending": 500}
+    assert await subscribers.statuses(healthy) == {"delivered": 15, "pending": 5}
+
+
+@pytest.mark.case("B105", "B91")
+async def test_an_endpoint_that_drips_is_a_timeout_and_gives_its_slots_back(db: Database, subscribers: Subscribers) -> None:
+    """A byte now and then does not keep an attempt alive; others are sent meanwhile, and the slots are free at the deadline."""
+
+    async def drip(server: Server, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"HTTP/1.1 200 OK\r\n")
+        await server.drip(writer, b"X-A: b\r\n", seconds=0.05)
+
+    async with serving(drip) as slow, serving(says(OK)) as quick, dispatching(db, slots=6, delivery_timeout_seconds=2) as running:
+        dripping, healthy = await subscribers.endpoint(slow, max_in_flight=3), await subscribers.endpoint(quick)
+        await subscribers.deliver(dripping, 3, next_attempt_at=ago(hours=1))
+        await subscribers.deliver(healthy, 5)
+        await running.start_all()
+        while (await subscribers.statuses(healthy)).get("pending"):
+            await running.free()
+            await running.dispatcher.run_once()
+        before = await subscribers.rows("delivery_attempts")
+        await running.drain()
+
+    assert [attempt["outcome"] for attempt in before] == ["delivered"] * 5
+    assert [attempt["outcome"] for attempt in await subscribers.rows("delivery_attempts", "outcome <> 'delivered'")] == ["timeout"] * 3
+    assert running.slots.free == 6
 
 
 async def test_many_that_end_at_once_need_one_connection(database_url: str, clock: Clock, subscribers: Subscribers) -> None:
@@ -469,8 +598,12 @@ async def test_what_is_claimed_while_stopping_is_not_sent(db: Database, faults: 
 # What it costs
 
 
-async def test_a_delivered_event_costs_three_statements(db: Database, faults: Faults, subscribers: Subscribers) -> None:
-    """Two that claim and one that records, for one event as for many."""
+@pytest.mark.parametrize(("given", "statements"), [({}, (2, 1)), ({"rate_per_second": 10_000}, (2, 1)), ({"ordered": True}, (3, 3))])
+async def test_a_delivered_event_costs_three_statements(
+    db: Database, faults: Faults, subscribers: Subscribers, given: dict[str, Any], statements: tuple[int, int]
+) -> None:
+    """Two that claim and one that records, for one event as for many, also with a limited rate; order costs three more."""
+    claiming, recording = statements
     seen = []
 
     def watch(point: str) -> Any:
@@ -484,24 +617,31 @@ async def test_a_delivered_event_costs_three_statements(db: Database, faults: Fa
             point = f"event_deliveries.{name}:statement_{number}"
             faults.on[point] = watch(point)
     async with serving(says(OK)) as server, dispatching(db) as running:
-        endpoint_ids = [await subscribers.endpoint(server) for _ in range(3)]
+        endpoint_ids = [await subscribers.endpoint(server, **given) for _ in range(3)]
         for endpoint_id in endpoint_ids:
             await subscribers.deliver(endpoint_id, 3)
         assert await running.run_once() == 9
 
-    assert seen.count("event_deliveries.claim:statement_1") == seen.count("event_deliveries.claim:statement_2") == 1
-    assert "event_deliveries.claim:statement_3" not in seen
-    assert "event_deliveries.record:statement_2" not in seen
-    assert len(seen) <= 2 + 9
+    assert [point for point in seen if ".claim:" in point] == [f"event_deliveries.claim:statement_{n + 1}" for n in range(claiming)]
+    assert f"event_deliveries.record:statement_{recording}" in seen
+    assert f"event_deliveries.record:statement_{recording + 1}" not in seen
 
 
-async def test_claiming_reads_the_index_of_due_rows(db: Database, subscribers: Subscribers) -> None:
+@pytest.mark.parametrize("kind", ["plain", "limited", "ordered", "resting", "trying"])
+async def test_claiming_reads_the_index_of_due_rows(db: Database, subscribers: Subscribers, kind: str) -> None:
     """Its cost is by endpoint: of twenty thousand due rows of one it reads a few hundred, without statistics and with one-sided ones."""
-    endpoint_id = await subscribers.endpoint("http://localhost:1/")
+    endpoint_id = await subscribers.endpoint(
+        "http://localhost:1/", ordered=kind == "ordered", rate_per_second=100 if kind == "limited" else None
+    )
+    if kind in {"resting", "trying"}:
+        until = ahead(minutes=1) if kind == "resting" else ago(minutes=1)
+        await subscribers.make.endpoint_state(endpoint_id=endpoint_id, consecutive_failures=9, open_until=until)
     await subscribers.run(
         """WITH staged AS (
-               INSERT INTO event_deliveries (tenant_id, id, event_id, endpoint_id, event_type, next_attempt_at)
-               SELECT %(tenant_id)s, gen_random_uuid(), 'evt_' || n, %(endpoint_id)s, 'order.paid', ipn_now() - n * interval '1 second'
+               INSERT INTO event_deliveries
+                      (tenant_id, id, event_id, endpoint_id, event_type, order_id, sequence, next_attempt_at)
+               SELECT %(tenant_id)s, gen_random_uuid(), 'evt_' || n, %(endpoint_id)s, 'order.paid', 'order-' || n, 1,
+                      ipn_now() - n * interval '1 second'
                  FROM generate_series(1, 20000) AS n RETURNING tenant_id, event_id)
            INSERT INTO events (tenant_id, id, type, body) SELECT tenant_id, event_id, 'endpoint.test', '' FROM staged""",
         endpoint_id=endpoint_id,
@@ -518,11 +658,10 @@ async def test_claiming_reads_the_index_of_due_rows(db: Database, subscribers: S
 
 async def _explain(db: Database, endpoint_id: UUID, read: list[int]) -> None:
     """Claim, add how many rows each statement read, and undo it."""
-    numbers = {"latecomers": event_deliveries.LATECOMERS_MAX, "limit": 10, "lease_seconds": 45.0, "trying_from": 5}
-    limits = {"per_tenant": 256, "failing_per_tenant": 128}
-    values = {**numbers, **limits, "tenant_ids": [TENANT], "endpoint_ids": [endpoint_id], "shares": [10], "mosts": [10]}
+    given = event_claims._CONSTANTS | {"limit": 10, "lease_seconds": 45.0}
+    values = given | {"tenant_ids": [TENANT], "endpoint_ids": [endpoint_id], "shares": [10], "mosts": [10]}
     async with db.transaction("test.explain") as tx:
-        for statement in (event_deliveries._CHOOSE, event_deliveries._CLAIM):
+        for statement in (event_claims._CHOOSE, event_claims._CLAIM):
             plan = await tx.value(f"EXPLAIN (ANALYZE, FORMAT JSON) {statement}", values)
             read.append(_read(plan[0]["Plan"]))
         raise psycopg.Rollback

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import psycopg
 import pytest
 
-from ipn_gateway import claims, event_deliveries, ids, reconciliation, source_states
-from ipn_gateway.event_deliveries import Chosen, share_out
+from ipn_gateway import claims, event_claims, event_deliveries, ids, reconciliation, source_states
+from ipn_gateway.event_claims import Chosen, share_out
 from tests.dispatching import Hanging, Subscribers, dispatching
 from tests.loopback import OK, says, serving
 from tests.make import TENANT, ago
@@ -259,7 +259,7 @@ async def test_a_tenants_endpoints_that_hang_delay_no_other(db: Database, subscr
                 await running.free()
         in_flight = [await subscribers.in_flight(endpoint_id) for endpoint_id in hung]
 
-    assert sum(in_flight) == held < event_deliveries.IN_FLIGHT_PER_TENANT
+    assert sum(in_flight) == held < event_claims.IN_FLIGHT_PER_TENANT
     assert max(in_flight) - min(in_flight) <= 1
 
 
@@ -289,9 +289,9 @@ async def test_failing_endpoints_together_leave_half_to_those_that_work(db: Data
 
     async def claim() -> Counter[UUID]:
         async with db.transaction("test.claim") as tx:
-            return Counter(row.endpoint_id for row in await event_deliveries.claim(tx, limit=512, lease_seconds=45))
+            return Counter(row.endpoint_id for row in await event_claims.claim(tx, limit=512, lease_seconds=45))
 
-    assert (await claim()).total() == event_deliveries.FAILING_PER_TENANT
+    assert (await claim()).total() == event_claims.FAILING_PER_TENANT
     await staged(db, TENANT, working, 100)
     assert (await claim()) == {working: 64}
 

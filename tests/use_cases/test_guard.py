@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from ipn_gateway.addresses import AddressBlocked
-from ipn_gateway.guard import Guard, SystemResolver
+from ipn_gateway.guard import Guard, Seen, SystemResolver
 from tests.loopback import OK, Names, event, opened, says, serving
 
 NAME = "https://hooks.example.com/"
@@ -93,13 +93,76 @@ async def test_a_name_is_vetted_at_every_connection() -> None:
     assert names.asked == ["localhost", "localhost"]
 
 
-async def test_only_vetted_addresses_are_passed_on() -> None:
-    """Of a mixed answer the allowed part is used; what was vetted is what is connected to."""
-    guard = Guard(Names(["10.0.0.1", "8.8.8.8", "::1", "2606:4700::1111"]), allow_loopback=False)
+@pytest.mark.case("B103")
+@pytest.mark.parametrize(
+    "addresses",
+    [
+        ["8.8.8.8", "::1"],
+        ["8.8.8.8", "10.0.0.5"],
+        ["2606:4700::1111", "8.8.8.8", "fd00::1"],
+        ["169.254.169.254", "8.8.8.8"],
+        ["8.8.8.8", "127.0.0.1"],
+        ["8.8.8.8", "64:ff9b::7f00:1"],
+    ],
+)
+async def test_a_name_with_one_private_address_is_blocked(addresses: list[str]) -> None:
+    """A second A, an AAAA, whichever comes first: a name that also leads inside is not called at its public address either."""
+    names = Names(addresses)
+    seen = Seen()
+    async with opened(loopback=False, resolver=names) as transport:
+        outcome = await transport.send(event(NAME))
+        await transport.send(event(NAME), seen=seen)
 
-    found = await guard.resolve("hooks.example.com", 443)
+    assert (outcome.kind, outcome.error, outcome.address) == ("blocked", "address_not_allowed", None)
+    assert names.asked == ["hooks.example.com"] * 2
+    assert (seen.addresses, seen.refused) == ([], len(addresses))
+
+
+@pytest.mark.case("B103")
+async def test_a_name_that_leads_to_localhost_is_blocked() -> None:
+    """A CNAME shows in what comes out at its end: here what the system says of `localhost` is the answer for another name."""
+
+    def look_up(_: str, port: int, *rest: Any) -> list[Any]:
+        return socket.getaddrinfo("localhost", port, *rest)
+
+    async with serving(says(OK)) as server, opened(loopback=False, resolver=SystemResolver(look_up)) as transport:
+        outcome = await transport.send(event(f"https://hooks.example.com:{server.port}/"))
+
+    assert (outcome.kind, outcome.error) == ("blocked", "address_not_allowed")
+    assert server.connections == 0
+
+
+@pytest.mark.parametrize("host", ["localhost", "LocalHost.", "a.localhost"])
+@pytest.mark.parametrize("address", ["8.8.8.8", "2606:4700::1111", "10.0.0.1"])
+async def test_localhost_leads_nowhere_else(host: str, address: str) -> None:
+    """What may be called in cleartext stays on this host, whatever a resolver says (RFC 6761, 6.3)."""
+    with pytest.raises(AddressBlocked):
+        await Guard(Names([address]), allow_loopback=True).resolve(host, 80)
+    with pytest.raises(AddressBlocked):
+        await Guard(Names(["127.0.0.1", address]), allow_loopback=True).resolve(host, 80)
+
+
+async def test_only_vetted_addresses_are_passed_on() -> None:
+    """One look-up, every address of it vetted, and nothing else comes out."""
+    names = Names(["8.8.8.8", "2606:4700::1111"], ["10.0.0.1"])
+
+    found = await Guard(names, allow_loopback=False).resolve("hooks.example.com", 443)
 
     assert [result["host"] for result in found] == ["8.8.8.8", "2606:4700::1111"]
+    assert len(names.asked) == 1
+
+
+async def test_an_attempt_looks_its_name_up_once() -> None:
+    """DNS rebinding within an attempt: what was vetted is what is connected to, and nobody asks again in between."""
+    names = Names(["127.0.0.1"], ["10.0.0.1"])
+    async with serving(says(OK)) as server, opened(resolver=names) as transport:
+        url = f"http://rebinds.localhost:{server.port}/"
+        outcome = await transport.send(event(url))
+        kept = await transport.send(event(url))
+
+    assert (outcome.kind, outcome.address, kept.kind) == ("delivered", "127.0.0.1", "delivered")
+    assert names.asked == ["rebinds.localhost"]
+    assert server.connections == 1
 
 
 @pytest.mark.parametrize("host", ["127.1", "2130706433", "0177.0.0.1", "0x7f000001", "017700000001", "0x7f.1"])

@@ -8,7 +8,7 @@ import pytest
 
 from ipn_gateway import attempts, endpoints, ids, redeliveries
 from ipn_gateway.errors import NotFound, StateConflict
-from ipn_gateway.event_deliveries import claim
+from ipn_gateway.event_claims import claim
 from ipn_gateway.transport import Outcome
 from tests.make import TENANT, Make, ago, ahead
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from ipn_gateway.clock import Clock
     from ipn_gateway.db import Database
-    from ipn_gateway.event_deliveries import Claimed
+    from ipn_gateway.event_claims import Claimed
 
 SCHEDULE = (0, 5, 300)
 

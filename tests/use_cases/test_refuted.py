@@ -217,16 +217,15 @@ async def test_posts_cannot_mint_ledger_rows(world: World) -> None:
 
 @pytest.mark.case("B14", "S113")
 async def test_an_informative_word_is_stale_without_a_question(world: World) -> None:
-    """Before the payment, after it, and for an order that nobody knows."""
+    """Before the payment, after it in the same bytes, and for an order that nobody knows; each has its 2xx, since none needs a retry."""
     await world.order("ORD-1")
     pending = world.pay("ORD-1", status="PENDING")
-    await world.notify(pending)
-    await world.notify(world.pay("ORD-1"))
+    receipts = [await world.notify(pending), await world.notify(world.pay("ORD-1"))]
     await world.drain()
-    await world.notify(pending)
-    await world.notify(world.pay("ORD-NEVER", status="PROCESSING"))
+    receipts += [await world.notify(pending), await world.notify(world.pay("ORD-NEVER", status="PROCESSING"))]
     await world.drain()
 
+    assert [receipt.error for receipt in receipts] == [None] * 4
     assert await world.outcomes() == ["stale", "applied", "stale", "stale"]
     assert world.questions == 1
     assert await world.status("ORD-1") == "paid"

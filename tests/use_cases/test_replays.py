@@ -65,7 +65,7 @@ async def test_a_changed_password_loses_no_genuine_notification(world: World) ->
     world.rt.clock.advance(seconds=1)
     await world.drain()
 
-    assert (found.count, found.refused, found.settled, found.next_since) == (5, 0, 0, None)
+    assert (found.count, found.refused, found.settled, found.next_cursor) == (5, 0, 0, None)
     assert await world.outcomes() == ["applied"] * 20
     assert await world.value("SELECT count(*) FROM orders WHERE status = 'paid'") == 20
     assert await world.value("SELECT count(*) FROM payments") == 20
@@ -236,7 +236,7 @@ async def test_a_dry_run_counts_and_changes_nothing(world: World) -> None:
 
 
 async def test_many_are_bounded_by_time_and_become_due_one_after_the_other(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Half-open like every range here, in batches, at a rate, so that nothing new is held up; then the next call goes on."""
+    """Half-open like every range here, in batches, at a rate, so that nothing new is held up; the next call goes on, behind them."""
     monkeypatch.setattr(replays, "BATCH", 2)
     monkeypatch.setattr(replays, "LOOKED_AT_MAX", 4)
     await world.order("ORD-1")
@@ -247,14 +247,60 @@ async def test_many_are_bounded_by_time_and_become_due_one_after_the_other(world
     assert (await replay_many(world, since=times[1], until=times[3], dry_run=True)).count == 2
     assert (await replay_many(world, until=times[0], dry_run=True)).count == 0
     first = await replay_many(world)
-    second = await replay_many(world, since=first.next_since)
+    second = await replay_many(world, cursor=first.next_cursor)
 
-    assert (first.count, first.next_since) == (4, times[3])
-    assert (second.count, second.next_since) == (3, None)
+    assert (first.count, first.next_cursor) == (4, f"{shown(receipts[3])}.4")
+    assert (second.count, second.next_cursor) == (3, None)
+    assert first + second == replays.Replayed(7, 0, 0, None)
     waits = [row["due_at"] for row in await world.rows("SELECT due_at FROM inbox ORDER BY notification_delivery_id")]
     assert len(waits) == len(receipts)
     assert timedelta(milliseconds=50) < waits[3] - waits[0] < timedelta(milliseconds=1000)
+    assert waits == sorted(waits)
     assert (await replay_many(world)).count == 0
+
+
+@pytest.mark.parametrize("dry_run", [False, True])
+async def test_what_is_refused_in_one_moment_keeps_nothing_from_the_end(
+    world: World, monkeypatch: pytest.MonkeyPatch, dry_run: bool
+) -> None:
+    """Each is looked at once, however many were received at the same time and stay as they are: the calls come to an end."""
+    monkeypatch.setattr(replays, "BATCH", 2)
+    monkeypatch.setattr(replays, "LOOKED_AT_MAX", 2)
+    for _ in range(5):
+        await world.notify(world.signed(world.pay("ORD-1"), "forged"))
+    await world.value("UPDATE notification_deliveries SET received_at = (SELECT min(received_at) FROM notification_deliveries) RETURNING 1")
+
+    found, cursors = await replay_many(world, dry_run=dry_run), list[str]()
+    while found.next_cursor and len(cursors) < 5:
+        cursors.append(found.next_cursor)
+        found += await replay_many(world, dry_run=dry_run, cursor=found.next_cursor)
+
+    assert (found.refused, len(cursors)) == (5, 2)
+
+
+@pytest.mark.parametrize("cursor", ["", "ndl_1.2", f"ndl_{'0' * 32}", f"ndl_{'0' * 32}.-1", f"ndl_{'0' * 32}.٣", f"edl_{'0' * 32}.1"])
+async def test_a_cursor_that_no_call_gave_is_refused(world: World, cursor: str) -> None:
+    """And nothing is run again."""
+    await world.notify(world.signed(world.pay("ORD-1"), "forged"))
+
+    with pytest.raises(ValidationFailed, match="cursor"):
+        await replay_many(world, cursor=cursor)
+    assert await audited(world, "source.replay") == []
+
+
+async def test_what_fits_is_counted(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Within the same bounds as the act; not beyond what can be counted quickly."""
+    for _ in range(3):
+        await world.notify(world.signed(world.pay("ORD-1"), "forged"))
+    last = (await world.rows("SELECT max(received_at) AS at FROM notification_deliveries"))[0]["at"]
+    selections = [replays.Selection(SOURCE, "rejected", *bounds) for bounds in ((None, None), (None, last), (last, None))]
+
+    counts = [await replays.how_many(world.rt.db, TENANT, selection) for selection in selections]
+    others = await replays.how_many(world.rt.db, "other", selections[0])
+    monkeypatch.setattr(replays, "COUNTED_MAX", 2)
+
+    assert (counts, others) == ([3, 2, 1], 0)
+    assert await replays.how_many(world.rt.db, TENANT, selections[0]) is None
 
 
 async def test_only_one_s_own_is_replayed(world: World) -> None:

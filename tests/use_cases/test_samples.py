@@ -52,7 +52,7 @@ def listed(*elements: dict[str, Any]) -> dict[str, Any]:
     return {"APIConnect": "DONE", "no_of_trans_found": len(elements), "element": list(elements)}
 
 
-@pytest.mark.case("S105", "S107")
+@pytest.mark.case("S105", "S107", "B131")
 async def test_a_genuine_payment_is_applied_in_the_providers_words(golden: World, provider_mock: respx.MockRouter) -> None:
     """Amount of the order, settled and net amount, the bank's id and the provider's local time, all from the validator's answer."""
     await golden.order("ORD-2026-000481", "1250.50", source=GOLDEN)

@@ -110,6 +110,7 @@ async def test_an_answer_of_exactly_the_limit_is_whole() -> None:
     assert server.connections == 1
 
 
+@pytest.mark.case("B105")
 @pytest.mark.parametrize(("status", "kind"), [(200, "delivered"), (500, "refused")])
 async def test_a_dripping_body_ends_at_the_deadline(status: int, kind: str) -> None:
     """H3: the total deadline ends a body that never ends; the status line before it has decided."""
@@ -125,6 +126,7 @@ async def test_a_dripping_body_ends_at_the_deadline(status: int, kind: str) -> N
     assert 290 <= outcome.duration_ms < 3000
 
 
+@pytest.mark.case("B105")
 @pytest.mark.parametrize("secure", [False, True])
 async def test_dripping_headers_end_at_the_deadline(secure: bool) -> None:
     """H3: bytes that keep coming do not keep the attempt alive; nothing of it is left when the transport closes."""

@@ -52,6 +52,42 @@ async def test_a_question_by_post_carries_its_form() -> None:
     assert body == b"total_amount=12.50&cus_name=%E0%A6%86%E0%A6%B2%E0%A7%80"
 
 
+@pytest.mark.case("B29")
+async def test_a_form_of_bytes_is_sent_as_it_is() -> None:
+    """What a provider wants back must be what it sent: nothing is decoded, ordered or escaped anew."""
+    posted = b"cmd=_notify-validate&last_name=Nu%F1ez%80&empty=&bare&plus=a+b%20c&case=%e9%E9"
+    async with serving(says(OK)) as server, opened() as transport:
+        found = await ask_of(transport)("POST", server.url, form=posted)
+
+    assert found == Answer(200, "", b"ok")
+    head, _, body = server.requests[0].partition(b"\r\n\r\n")
+    assert b"content-type: application/x-www-form-urlencoded\r\n" in head.lower() + b"\r\n"
+    assert body == posted
+
+
+@pytest.mark.parametrize("form", [None, {"a": "b"}, b"{}"])
+async def test_headers_of_a_question_are_sent_as_they_are_and_never_logged(
+    form: dict[str, str] | bytes | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A provider's key or token may travel so; one that is given replaces one of ours, and all the others stay."""
+    caplog.set_level(logging.DEBUG)
+    given = {"X-API-Key": SECRET, "Idempotency-Key": "k" * 64, "content-type": "application/json"}
+    async with serving(says(OK, b"junk")) as server, opened() as transport:
+        found = await ask_of(transport)("POST", server.url, form=form, headers=given)
+        server.answer = says(b"junk", close=True)
+        none = await ask_of(transport)("POST", server.url, form=form, headers=given)
+
+    assert found == Answer(200, "", b"ok")
+    assert none == NoAnswer("protocol_error")
+    lines = server.requests[0].partition(b"\r\n\r\n")[0].split(b"\r\n")[1:]
+    sent = [(name.lower(), value.strip()) for name, _, value in (line.partition(b":") for line in lines)]
+    assert [value for name, value in sent if name == b"x-api-key"] == [SECRET.encode()]
+    assert [value for name, value in sent if name == b"idempotency-key"] == [b"k" * 64]
+    assert [value for name, value in sent if name == b"content-type"] == [b"application/json"]
+    assert dict(sent)[b"user-agent"].startswith(b"ipn-gateway/")
+    assert SECRET not in caplog.text + repr((found, none))
+
+
 async def test_a_redirect_is_an_answer() -> None:
     """H7: credentials in the query do not travel to where a redirect points."""
     async with serving(says(OK)) as elsewhere, opened() as transport:
@@ -132,6 +168,21 @@ async def test_a_question_whose_connection_breaks_was_sent_once(method: str, kep
 
     assert found == NoAnswer("disconnected", sent=True)
     assert (len(server.requests), server.connections) == (2 if kept else 1, 1)
+
+
+@pytest.mark.case("S68")
+async def test_what_comes_unasked_is_no_answer() -> None:
+    """A word that came after the answer to one question, however late, is not what is said to the next: money hangs on it."""
+    words = [b"HTTP/1.1 200 OK\r\nContent-Length: 4\r\n\r\n" + word for word in (b"paid", b"open", b"paid")]
+    async with serving(says(words[0], words[1])) as server, opened() as transport:
+        first = await ask_of(transport)("GET", server.url)
+        server.writers[0].write(words[2])
+        for _ in range(50):
+            await asyncio.sleep(0)
+        second = await ask_of(transport)("GET", server.url)
+
+    assert (first, second) == (Answer(200, "", b"paid"), Answer(200, "", b"open"))
+    assert len(server.requests) == 2
 
 
 @pytest.mark.parametrize(

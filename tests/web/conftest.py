@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -38,7 +39,10 @@ class Caller:
     answers: list[httpx.Response] = field(default_factory=list)
 
     async def __call__(self, method: str, path: str, **given: Any) -> httpx.Response:
-        headers = ({"Authorization": f"Bearer {self.key}"} if self.key else {}) | given.pop("headers", {})
+        headers = httpx.Headers({"Authorization": f"Bearer {self.key}"} if self.key else {})
+        if method == "POST":
+            headers["Idempotency-Key"] = secrets.token_hex(8)  # a new one for each call, where the test gives none
+        headers.update(given.pop("headers", {}))
         answer = await self.http.request(method, path, headers=headers, **given)
         self.answers.append(answer)
         return answer
@@ -46,8 +50,9 @@ class Caller:
     async def get(self, path: str, **query: Any) -> httpx.Response:
         return await self("GET", path, params=query)
 
-    async def post(self, path: str, body: Any = None) -> httpx.Response:
-        return await self("POST", path, **({} if body is None else {"json": body}))
+    async def post(self, path: str, body: Any = None, *, idempotency_key: str | None = None) -> httpx.Response:
+        headers = {} if idempotency_key is None else {"Idempotency-Key": idempotency_key}
+        return await self("POST", path, headers=headers, **({} if body is None else {"json": body}))
 
     async def patch(self, path: str, body: Any) -> httpx.Response:
         return await self("PATCH", path, json=body)

@@ -120,7 +120,7 @@ async def test_dismissing_ends_the_waiting(api: Caller, make: Make) -> None:
 
 
 async def test_replays_are_answered_with_the_delivery_or_a_count(shop: Caller, rt: Runtime) -> None:
-    """One by its id, with an empty body; many by source and outcome, counted first with a dry run."""
+    """One by its id, with an empty body, without the raw one; many by source and outcome, counted first with a dry run."""
     for _ in range(3):
         await shop.http.post(f"/ipn/{SOURCE}", content=b"tran_id=ORD-1&status=VALID&amount=1.00&val_id=V1&verify_sign=x&verify_key=status")
     first = (await shop.get("/v1/notification-deliveries")).json()["items"][0]
@@ -129,7 +129,7 @@ async def test_replays_are_answered_with_the_delivery_or_a_count(shop: Caller, r
     body = {"source": SOURCE, "outcome": "rejected", "reason": "new password", "since": "2020-01-01T00:00:00Z"}
     many = [await shop.post("/v1/notification-deliveries/replay", body | {"dry_run": dry}) for dry in (True, False)]
 
-    assert (one.status_code, one.json()) == (200, first)
+    assert (one.status_code, one.json()) == (200, first | {"raw_body_base64": None})
     assert [(answer.status_code, answer.json()["count"], answer.json()["refused"]) for answer in many] == [(200, 0, 3)] * 2
     assert many[0].json() == {
         "source": SOURCE,
@@ -140,9 +140,57 @@ async def test_replays_are_answered_with_the_delivery_or_a_count(shop: Caller, r
         "count": 0,
         "refused": 3,
         "settled": 0,
-        "next_since": None,
+        "next_cursor": None,
     }
     assert [entry["reason"] for entry in await audited(rt)] == [None]
+
+
+async def test_a_replay_of_ten_thousand_takes_several_calls(shop: Caller, make: Make, rt: Runtime) -> None:
+    """Each looks at no more than 2,000, so that none runs without bound, and gives the cursor of the next; together they come to all."""
+    one = await make.notification_delivery(outcome="rejected", reason="signature", proof="refused")
+    async with rt.db.transaction("test") as tx:
+        await tx.execute(
+            """INSERT INTO notification_deliveries
+                      (tenant_id, id, source_id, provider, via, headers, raw_body, sha256, proof, order_id, outcome, reason, decided_at)
+               SELECT tenant_id, (left(id::text, 24) || lpad(to_hex(n), 12, '0'))::uuid,
+                      source_id, provider, via, headers, raw_body, sha256, proof, order_id, outcome, reason, decided_at
+                 FROM notification_deliveries, generate_series(1, 9999) AS n WHERE id = %(id)s""",
+            one,
+        )
+    body = {"source": SOURCE, "outcome": "rejected", "reason": "new password"}
+
+    answers = [(await shop.post("/v1/notification-deliveries/replay", body)).json()]
+    while (cursor := answers[-1]["next_cursor"]) and len(answers) < 10:
+        answers.append((await shop.post("/v1/notification-deliveries/replay", body | {"cursor": cursor})).json())
+
+    assert {answer["refused"] for answer in answers[:5]} == {2_000}
+    assert sum(answer["refused"] for answer in answers) == 10_000
+    assert len(answers) <= 6
+
+
+async def test_what_is_resolved_waits_no_more(shop: Caller, stranger: Caller, make: Make) -> None:
+    """`waiting=true` lists what a person has to decide, and only that; `outcome` goes on listing what was."""
+    await make.order(order_id="ORD-1", source_id=SOURCE)
+    open_ones = [await waiting(make, outcome, operation_id=f"V-{outcome}") for outcome in ("held", "conflict", "dead")]
+    dismissed = await waiting(make, "held", operation_id="V-4", confirmed=CONFIRMED | {"operation_id": "V-4"})
+    await make.inbox(order_id="ORD-1")
+    path = "/v1/notification-deliveries"
+    await shop.post(f"{path}/{dismissed}/resolve", {"decision": "dismiss", "reason": "refunded"})
+
+    async def listed(caller: Caller, **query: str) -> list[str]:
+        return [item["id"] for item in (await caller.get(path, **query)).json()["items"]]
+
+    assert await listed(shop, waiting="true") == open_ones[::-1]
+    assert await listed(shop, outcome="held") == [dismissed, open_ones[0]]
+    assert await listed(shop, outcome="held", waiting="true") == [open_ones[0]]
+    assert await listed(shop, source="other-shop", waiting="true") == []
+    assert await listed(stranger, waiting="true") == []
+    assert len(await listed(shop, waiting="false")) == 5
+    assert problem(await shop.get(path, waiting="perhaps")) == (422, "validation-failed")
+    first = (await shop.get(path, waiting="true", limit=2)).json()
+    rest = (await shop.get(path, waiting="true", cursor=first["next_cursor"])).json()
+    assert [item["id"] for item in (*first["items"], *rest["items"])] == open_ones[::-1]
+    assert (await shop.get(f"{path}/{open_ones[0]}")).json() in rest["items"]
 
 
 async def test_a_redelivery_is_answered_with_the_event_delivery(api: Caller, make: Make) -> None:
@@ -183,6 +231,7 @@ WRONG: list[tuple[str, dict[str, Any], list[str]]] = [
     ("/v1/notification-deliveries/replay", {"source": "other", "outcome": "rejected", "reason": "x"}, ["#/source"]),
     ("/v1/notification-deliveries/replay", {"source": SOURCE, "outcome": "rejected", "reason": "x", "since": "today"}, ["#/since"]),
     ("/v1/notification-deliveries/replay", {"source": SOURCE, "outcome": "rejected", "reason": "x", "dry_run": "yes"}, ["#/dry_run"]),
+    ("/v1/notification-deliveries/replay", {"source": SOURCE, "outcome": "rejected", "reason": "x", "cursor": "ndl_1"}, ["#/cursor"]),
 ]
 
 

@@ -31,7 +31,7 @@ async def world(database_url: str, clock: Clock, faults: Faults) -> AsyncIterato
     subscriber = create_subscriber()
     async with worlds.opened(database_url, clock, faults) as opened, serving(subscriber) as url:
         new = endpoints.NewEndpoint(url=f"{url}/webhooks", events=["*"])
-        made = await endpoints.create(opened.rt.db, opened.rt.vault, worlds.TENANT, new, secret_bytes=b"s" * 32, actor="test")
+        made = await endpoints.create(opened.rt.db, opened.rt.vault, worlds.TENANT, new, secret_bytes=b"s" * 64, actor="test")
         subscriber.state.subscriber.secrets = [made.secret]
         yield opened
 

@@ -1,0 +1,125 @@
+"""The receiver behind `ipn-gateway listen`: takes webhooks, verifies them, and hands them on to a service on this machine."""
+
+from __future__ import annotations
+
+import json
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final
+
+import aiohttp
+from starlette.applications import Starlette
+from starlette.responses import Response
+from starlette.routing import Route
+
+from ipn_gateway import receiver
+from ipn_gateway.clock import Clock
+from ipn_gateway.errors import GatewayError
+from ipn_gateway.guard import Guard, SystemResolver, delivery_session, trusted
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+
+    from starlette.requests import Request
+
+BODY_BYTES_MAX: Final = 1024 * 1024
+FORWARD_SECONDS: Final = 12
+"""Less than the gateway waits for our answer by default."""
+
+_HANDED_ON: Final = ("content-type", "user-agent", receiver.HEADER_ID, receiver.HEADER_TIMESTAMP, receiver.HEADER_SIGNATURE)
+_HANDED_BACK: Final = ("content-type", "retry-after", "location")
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What the gateway is told."""
+
+    status: int
+    body: bytes = b""
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class Listener:
+    """Takes webhooks. Without `keys` nothing is verified, and what comes is called unverified; `say` gets a line about each."""
+
+    keys: Sequence[str]
+    say: Callable[[dict[str, Any]], None]
+    clock: Clock = field(default_factory=Clock)
+    forward_to: str | None = None
+    session: aiohttp.ClientSession | None = None  # noqa: TID251 - guard.py makes it
+
+    async def take(self, headers: Mapping[str, str], body: bytes) -> Answer:
+        """One webhook: what is not genuine is refused (401) and not handed on; what is handed on is answered as it is there."""
+        said: dict[str, Any] = {"webhook_id": headers.get(receiver.HEADER_ID), "verified": None if not self.keys else False}
+        try:
+            if self.keys:
+                receiver.verify(headers, body, self.keys, now=self.clock.now().timestamp())
+                said["verified"] = True
+            answer = await self._handed_on(headers, body)
+        except receiver.Rejected as error:
+            said["rejected"] = error.reason
+            answer = Answer(401, str(error).encode())
+        self.say(said | {"status": answer.status, "event": _event(body)})
+        return answer
+
+    async def _handed_on(self, headers: Mapping[str, str], body: bytes) -> Answer:
+        """A service that cannot be reached is a 502: the gateway tries again."""
+        if self.forward_to is None or self.session is None:
+            return Answer(200)
+        kept = {name: headers[name] for name in _HANDED_ON if name in headers}
+        limits = aiohttp.ClientTimeout(total=FORWARD_SECONDS)
+        try:
+            async with self.session.post(self.forward_to, data=body, headers=kept, timeout=limits, allow_redirects=False) as answered:
+                back = {name: answered.headers[name] for name in _HANDED_BACK if name in answered.headers}
+                return Answer(answered.status, await answered.content.read(BODY_BYTES_MAX), back)
+        except (aiohttp.ClientError, TimeoutError, GatewayError) as error:
+            return Answer(502, f"{self.forward_to} did not answer: {type(error).__name__}".encode())
+
+    def app(self) -> Starlette:
+        """The listener as an application; every path is the same to it."""
+
+        async def receive(request: Request) -> Response:
+            body = bytearray()
+            async for chunk in request.stream():
+                body += chunk
+                if len(body) > BODY_BYTES_MAX:
+                    return Response(status_code=413)
+            answer = await self.take(dict(request.headers), bytes(body))
+            return Response(answer.body, answer.status, dict(answer.headers))
+
+        return Starlette(routes=[Route("/{path:path}", receive, methods=["POST"])])
+
+
+def _event(body: bytes) -> Any:
+    """What the body says, if it is an object in JSON."""
+    try:
+        found = json.loads(body)
+    except (ValueError, RecursionError):
+        return None
+    return found if isinstance(found, dict) else None
+
+
+def line(said: Mapping[str, Any]) -> str:
+    """What one webhook was, for people: a line about it, and its data below."""
+    event = said["event"] or {}
+    proved = {True: "verified", False: f"REJECTED ({said.get('rejected')})", None: "unverified"}[said["verified"]]
+    texts = (event.get("timestamp"), event.get("type"), said["webhook_id"], proved, said["status"])
+    head = _printable("  ".join("-" if text is None else str(text) for text in texts))
+    return f"{head}\n  {_printable(json.dumps(event['data'], ensure_ascii=False))}" if "data" in event else head
+
+
+def _printable(text: str) -> str:
+    """Anybody may post here: what would steer the terminal is marked instead."""
+    return "".join(character if character.isprintable() else "\N{REPLACEMENT CHARACTER}" for character in text)
+
+
+@asynccontextmanager
+async def session() -> AsyncIterator[aiohttp.ClientSession]:  # noqa: TID251 - guard.py makes it
+    """The way on: this machine and public addresses, nothing in between."""
+    resolver = SystemResolver()
+    try:
+        async with delivery_session(trusted(), Guard(resolver, allow_loopback=True)) as opened:
+            yield opened
+    finally:
+        await resolver.close()
