@@ -364,6 +364,7 @@ def _alike(block: Mapping[str, Any]) -> Iterator[str]:
         f"{unknown.status} `{unknown.slug}` with a `reconciliation_id`.",
         "Repeats": f"They get {repeat['gets']}; they are marked `{REPLAYED_HEADER}: true`. A body of more than "
         f"{repeat['body_bytes_max'] // 1024} KiB is kept as `{repeat['larger_body']}`. What streams its answer takes no key.",
+        "Stored": f"What the table names, where the operation decided it: {block['statuses']['stored_when']}.",
         "Never stored": f"{never}, and what the key itself answers.",
         "Refused before the key is claimed": f"{refused}, for what they find in the request: nothing is stored, and the mended request may "
         "use the same key.",

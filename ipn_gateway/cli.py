@@ -199,7 +199,9 @@ def add_source(
         owner = await console.tenant(db, tenant)
         await accounts.create(db, console.vault(chosen), owner, name, provider=provider, given=given, actor="command")
         async with db.autocommit("sources.show") as tx:
-            return await views.source(tx, owner, name, public_url=console.public_url(chosen))
+            made = await views.source(tx, owner, name, public_url=console.public_url(chosen))
+        console.own_up_to_guess(chosen)
+        return made
 
     console.show(console.with_database(add), as_json=as_json)
 
@@ -228,7 +230,10 @@ def list_sources(*, tenant: Tenant = None, limit: Limit = 50, cursor: Cursor = N
     async def read(chosen: "Settings", db: "Database") -> objects.Page[objects.Source]:
         owner = await console.tenant(db, tenant)
         async with db.autocommit("sources.list") as tx:
-            return await views.sources(tx, owner, paging.Wanted(cursor, limit), public_url=console.public_url(chosen))
+            found = await views.sources(tx, owner, paging.Wanted(cursor, limit), public_url=console.public_url(chosen))
+        if found.items:
+            console.own_up_to_guess(chosen)
+        return found
 
     page = console.with_database(read)
     console.table(page.items, ("name", "provider", "mode", "listener_url", "disabled_at"), page.next_cursor, as_json=as_json)

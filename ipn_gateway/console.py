@@ -40,7 +40,7 @@ PARTS: Final = {
     "payments": ("amount", "currency", "status", "paid_at", "provider_transaction_id", "payment_id"),
     "refunds": ("amount", "currency", "status", "created_at", "reference", "refund_id"),
     "attempts": ("number", "trigger", "started_at", "outcome", "status_code", "error"),
-    "secrets": ("id", "created_at", "expires_at"),
+    "secrets": ("id", "public_key", "created_at", "expires_at"),
     "checks": ("check", "status", "detail", "duration_ms"),
 }
 """What an object may have several of, and the columns that tell a person about them; --json has the rest."""
@@ -122,9 +122,19 @@ async def transport(chosen: Settings) -> AsyncIterator[Transport]:
 
 def public_url(chosen: Settings) -> str:
     """Where providers reach the service: as set, else as the last `serve` on this data directory had it, else `serve`'s own default."""
+    return (_known_url(chosen) or PUBLIC_URL).rstrip("/")
+
+
+def _known_url(chosen: Settings) -> str | None:
     from ipn_gateway import runtime
 
-    return (chosen.public_url or runtime.remembered_url(chosen) or PUBLIC_URL).rstrip("/")
+    return chosen.public_url or runtime.remembered_url(chosen)
+
+
+def own_up_to_guess(chosen: Settings) -> None:
+    """Say on standard error that listener URLs were made from `serve`'s own default, when nothing better is known."""
+    if not _known_url(chosen):
+        echo(f"ipn-gateway: warning: listener_url is a guess, made from {PUBLIC_URL}; set IPN_PUBLIC_URL as serve has it.", err=True)
 
 
 @contextlib.contextmanager
@@ -191,8 +201,8 @@ def progress(what: str, total: int | None = None, *, shown: bool = True) -> Iter
         yield lambda steps: bar.advance(task, steps)
 
 
-def table(items: Sequence[BaseModel], columns: Sequence[str], next_cursor: str | None, *, as_json: bool) -> None:
-    """A page of objects: as the JSON of a list call, or some of their members in columns.
+def table(items: Sequence[BaseModel], columns: Sequence[str], next_cursor: str | None, *, as_json: bool, option: str = "--cursor") -> None:
+    """A page of objects: as the JSON of a list call, or some of their members in columns; `option` goes on with the next page.
 
     In a pipe no cell is cut off. On a terminal the table fits: the widest columns but the first, which names the object, are shortened.
     """
@@ -204,7 +214,7 @@ def table(items: Sequence[BaseModel], columns: Sequence[str], next_cursor: str |
     for line in laid_out(cells, shutil.get_terminal_size().columns if sys.stdout.isatty() else None):
         echo(line)
     if next_cursor:
-        echo(f"More: --cursor {next_cursor}", err=True)
+        echo(f"More: {option} {next_cursor}", err=True)
 
 
 def laid_out(cells: Sequence[Sequence[str]], columns_max: int | None) -> list[str]:

@@ -11,6 +11,8 @@ from ipaddress import ip_address
 from typing import TYPE_CHECKING, Final, Literal
 from urllib.parse import urlsplit
 
+from ipn_gateway.addresses import refusal
+
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
@@ -59,7 +61,7 @@ def checks(url: str, outcome: Outcome, seen: Seen) -> list[Check]:
     made = []
     for place, step in enumerate(STEPS):
         if step == failed:
-            made.append(Check(step, "failed", _why(step, outcome, seen), times.get(step)))
+            made.append(Check(step, "failed", _why(url, step, outcome, seen), times.get(step)))
         elif _is_needless(step, url):
             made.append(Check(step, "skipped", _NEEDLESS[step]))
         elif place > reached:
@@ -92,10 +94,11 @@ def _is_needless(step: Step, url: str) -> bool:
         return False
 
 
-def _why(step: Step, outcome: Outcome, seen: Seen) -> str:
+def _why(url: str, step: Step, outcome: Outcome, seen: Seen) -> str:
     code, _, word = (outcome.error or "").partition(": ")
     if step == "url":
-        return "this URL may not be called"
+        local = "; it is on this machine, which takes IPN_ALLOW_LOOPBACK_ENDPOINTS=true in the process that sends"
+        return f"this URL may not be called{'' if refusal(url, allow_loopback=True) else local}"
     if step == "response" and outcome.status_code is not None:
         moved = "; redirects are not followed" if outcome.status_code // 100 == 3 else ""  # noqa: PLR2004 - the class of redirects
         return f"answered {_status(outcome.status_code)}{moved}; only 2xx is success"

@@ -275,6 +275,14 @@ UPDATE endpoint_secrets SET expires_at = least(expires_at, ipn_now() + %(overlap
 """
 
 
+async def known(tx: Transaction, tenant_id: str, endpoint_id: UUID) -> None:
+    """Raises `NotFound` for an endpoint that the tenant never had. A deleted one is known: a repeat of an act on it has its answer."""
+    if not await tx.value(
+        "SELECT EXISTS (SELECT FROM endpoints WHERE tenant_id = %(tenant_id)s AND id = %(id)s)", {"tenant_id": tenant_id, "id": endpoint_id}
+    ):
+        raise NotFound
+
+
 async def active_secrets(tx: Transaction, vault: Vault, tenant_id: str, endpoint_ids: Sequence[UUID]) -> dict[UUID, list[str]]:
     """The signing secrets of each endpoint, newest first."""
     rows = await tx.all(

@@ -34,7 +34,7 @@ def list_events(
     after: Annotated[str | None, typer.Option(help="`next_cursor` of the page before.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """List events, oldest first and without a gap; go on with --after and the cursor that is printed."""
+    """List events, oldest first and without a gap; go on with --after and the cursor that is printed, or the one of --json."""
     from ipn_gateway import pull
     from ipn_gateway.events import CATALOGUE, is_type
 
@@ -47,7 +47,11 @@ def list_events(
             return await pull.pull(tx, owner, after, limit, event_type=event_type, order_id=order_id)
 
     page = console.with_database(read)
-    console.table(page.items, ("id", "timestamp", "type", "order_id", "sequence"), page.next_cursor, as_json=as_json)
+    if as_json:
+        console.print_json(page)
+        return
+    more = page.next_cursor if len(page.items) == limit else None  # a pull always has a cursor, for what is still to come
+    console.table(page.items, ("id", "timestamp", "type", "order_id", "sequence"), more, as_json=False, option="--after")
 
 
 @events.command("show", epilog="Example: ipn-gateway events show evt_mfrggzdfmztwq2lknnwg23tpobyxe43u")
@@ -97,6 +101,10 @@ def trigger(
         console.print_json({"items": [one.model_dump(mode="json") for one in tested]})
     else:
         console.table(tested, ("endpoint_id", "delivered", "failed_check", "event_id"), None, as_json=False)
+        for one in tested:
+            for check in one.checks:
+                if check.status == "failed":
+                    typer.echo(f"{one.endpoint_id}: {check.detail}", err=True)
     if not all(one.delivered for one in tested):
         raise typer.Exit(console.FAILED)
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 Kind = Literal["json", "decimal", "time", "secret"]
-"""How a member is compared: as it stands, as the decimal number that its text is, or as the moment that its RFC 3339 text is.
+"""How a member is compared: as it stands, as the decimal number that its text or number is, or as the moment that its RFC 3339 text is.
 
 A secret is compared as it stands, through a digest that is slow to compute, so that none can be guessed from what is stored.
 """
@@ -69,6 +69,8 @@ def _projected(value: Any, kind: Kind) -> Any:
     """A member as it is compared; one that is no decimal and no time (and so was refused or is null) as it stands."""
     if kind == "secret":
         return {"secret": hashlib.scrypt(canonical(value).encode(), salt=_SALT, n=1 << 14, r=8, p=1).hex()}
+    if kind == "decimal" and isinstance(value, int | Decimal) and not isinstance(value, bool):
+        return {"decimal": Decimal(value)}
     if not isinstance(value, str):
         return value
     try:

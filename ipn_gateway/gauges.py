@@ -91,7 +91,8 @@ SELECT 'idempotency_keys_open', 'indeterminate', count(*)::float8 FROM indetermi
 UNION ALL
 SELECT 'idempotency_keys_abandoned', NULL, count(*)::float8 FROM (
     SELECT FROM idempotency_keys
-     WHERE state = 'in_progress' AND lease_expires_at <= ipn_now() ORDER BY lease_expires_at LIMIT %(most)s) AS counted
+     WHERE state = 'in_progress' AND lease_expires_at <= ipn_now() AND NOT (recovery_point = 'started' AND generation > 0)
+     ORDER BY lease_expires_at LIMIT %(most)s) AS counted
 UNION ALL
 SELECT 'idempotency_keys_indeterminate_oldest_seconds', NULL, coalesce(extract(epoch FROM ipn_now() - min(indeterminate_at)), 0)::float8
   FROM indeterminate

@@ -28,6 +28,7 @@ from ipn_gateway.errors import (
     IdempotencyUnavailable,
     LeaseLost,
     Overloaded,
+    PoolExhausted,
 )
 from ipn_gateway.idempotency_keys import NewRow
 from ipn_gateway.operations import Advance, Doubt, Downstream, Finished, Operation, Phase, Retry, Step, Work, is_stored
@@ -49,6 +50,11 @@ CALLING_PER_TENANT: Final = 64
 
 WAIT_SECONDS: Final = 2  # what a 409 asks for at most, while somebody works on it
 INDETERMINATE_WAIT_SECONDS: Final = 3600
+RECORD_WAIT_SECONDS: Final = 0.5  # between tries to record what a call told that must not be repeated
+_NOT_RECORDED: Final = (
+    "The other side was asked, and its answer could not be recorded: it is not known whether it happened. Send the same request with the "
+    "same key again to learn the outcome; never the same intent with another key."
+)
 LEASE_PER_CALL: Final = 1.25  # a lease is so many times what a call may take at most; its own limit is shorter still
 
 
@@ -242,6 +248,8 @@ class _Drive:
             except GatewayError as refused:
                 return await self._refused(row, refused)
             except TimeoutError as error:
+                if self._may_have_called(row):
+                    return await self._overtaken(row)
                 await self.give_back(row)
                 raise Overloaded from error
             except Exception:
@@ -266,8 +274,12 @@ class _Drive:
             )
 
     async def _phase(self, row: Row) -> Row | Answer | Retry | Doubt:
-        """One phase: the foreign call, under a limit that the lease outlives, then the commit, run again where its outcome is unknown."""
+        """One phase: the foreign call, under a limit that the lease outlives, then the commit, run again where its outcome is unknown.
+
+        What was learned in a call that must not be repeated is lost if it is not recorded: that commit is tried for as long as the lease.
+        """
         phase, outcome = self._phases[row.recovery_point], None
+        ends_at = self._db.clock.monotonic_seconds() + self._lease_seconds
         if phase.call:
             async with asyncio.timeout(self._lease_seconds / LEASE_PER_CALL):
                 outcome = await phase.call(row.work)
@@ -281,7 +293,19 @@ class _Drive:
                 done = await self._written(tx, row, await phase.commit(tx, row.work, outcome))
             return done
 
-        return await self._db.rerun(commit)
+        while True:
+            try:
+                return await self._db.rerun(commit)
+            except Overloaded as error:
+                if not (phase.call and self._may_have_called(row)) or (error.__cause__ is None and not isinstance(error, PoolExhausted)):
+                    raise
+                if self._db.clock.monotonic_seconds() + RECORD_WAIT_SECONDS > ends_at:
+                    raise IdempotencyUnavailable(_NOT_RECORDED) from error
+                logs.count("idempotency.record_retried")
+            await asyncio.sleep(RECORD_WAIT_SECONDS)
+
+    def _may_have_called(self, row: Row) -> bool:
+        return self._operation.downstream is Downstream.NONE and row.recovery_point in self._operation.intents
 
     async def _written(self, tx: Transaction, row: Row, step: Step) -> Row | Answer | Retry | Doubt:
         if isinstance(step, Advance):
@@ -328,7 +352,7 @@ class _Drive:
 
     async def give_back(self, row: Row) -> None:
         """The key is free at once for the same request, unless a foreign call may have happened: then the lease has to end first."""
-        if self._operation.downstream is Downstream.NONE and row.recovery_point in self._operation.intents:
+        if self._may_have_called(row):
             return
         with contextlib.suppress(psycopg.Error, GatewayError):
             async with self._db.transaction("idempotency.give_back") as tx:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, Literal
 from uuid import UUID
 
+from psycopg.types.json import Jsonb
+
 from ipn_gateway import audit, idempotency_keys, ids, logs, objects, validation
 from ipn_gateway.errors import NotFound, StateConflict
-from ipn_gateway.operations import Downstream, Finished, Operation
+from ipn_gateway.operations import STARTED, Downstream, Finished, Operation
 from ipn_gateway.paging import Column, Listing, moment
 
 if TYPE_CHECKING:
@@ -30,6 +33,7 @@ RESOLVE: Final = Operation(
 
 PRUNED_AT_ONCE: Final = 1000
 DOUBTED_AT_ONCE: Final = 100
+UNSENT_HOURS: Final = 24
 
 Decision = Literal["applied", "not_applied"]
 
@@ -129,6 +133,33 @@ async def _doubt_one(db: Database, operation: Operation, tenant_id: str, key_id:
     return marked
 
 
+_UNSENT: Final = """
+SELECT tenant_id, id FROM idempotency_keys
+ WHERE state = 'in_progress' AND lease_expires_at <= ipn_now() - %(hours)s * interval '1 hour' AND operation = %(operation)s
+   AND recovery_point <> 'started' AND recovery_point <> ALL(%(intents)s)
+ ORDER BY lease_expires_at LIMIT %(batch)s"""
+
+
+async def lapse_unsent(db: Database, operations: Mapping[str, Operation]) -> int:
+    """Give back what is reserved for calls that were never made and that nobody repeated for a day; how many."""
+    lapsed = 0
+    for operation in operations.values():
+        async with db.autocommit("idempotency.unsent") as tx:
+            wanted = {"operation": operation.name, "intents": sorted(operation.intents), "hours": UNSENT_HOURS, "batch": DOUBTED_AT_ONCE}
+            found = await tx.all(dict, _UNSENT, wanted)
+        for row in found:
+            resolution = Resolution(row["tenant_id"], row["id"], "not_applied", "maintenance", "nothing was asked, and nobody repeated it")
+            with suppress(StateConflict, NotFound):  # somebody repeated it just now
+                await db.rerun(_lapse, db, operations, resolution)
+                lapsed += 1
+    return lapsed
+
+
+async def _lapse(db: Database, operations: Mapping[str, Operation], resolution: Resolution) -> None:
+    async with db.transaction("idempotency.lapse") as tx:
+        await resolve(tx, db.clock, operations, resolution)
+
+
 # --- decided by a person
 
 
@@ -178,16 +209,39 @@ async def _note(tx: Transaction, clock: Clock, row: Row, resolution: Resolution)
         target=row.public_id,
         now=clock.now(),
         reason=resolution.reason,
-        details={"operation": row.operation, "recovery_point": row.recovery_point, "evidence": dict(resolution.evidence)},
+        details=_details(row, resolution),
     )
     logs.count(f"idempotency.resolved.{resolution.decision}")
     logs.get("idempotency").info("idempotency.resolved", id=row.public_id, decision=resolution.decision, actor=resolution.actor)
 
 
+def _details(row: Row, resolution: Resolution) -> dict[str, Any]:
+    return {
+        "operation": row.operation,
+        "recovery_point": row.recovery_point,
+        "generation": row.generation,
+        "evidence": dict(resolution.evidence),
+    }
+
+
 async def _is_done(tx: Transaction, row: Row, resolution: Resolution) -> bool:
-    if row.state == "indeterminate":
+    """Whether this very decision, with the same evidence, made the row what it is now."""
+    freed = row.state == "in_progress" and row.recovery_point == STARTED
+    if (resolution.decision == "applied" and row.state != "completed") or (resolution.decision == "not_applied" and not freed):
         return False
-    return await audit.known(tx, row.tenant_id, action=f"idempotency_key.{resolution.decision}", target=row.public_id)
+    found = await tx.value(
+        """SELECT EXISTS (SELECT FROM audit_log
+                           WHERE tenant_id = %(tenant_id)s AND target = %(target)s AND action = %(action)s
+                             AND details -> 'generation' = to_jsonb(%(generation)s::int) AND details -> 'evidence' = %(evidence)s)""",
+        {
+            "tenant_id": row.tenant_id,
+            "target": row.public_id,
+            "action": f"idempotency_key.{resolution.decision}",
+            "generation": row.generation - freed,
+            "evidence": Jsonb(dict(resolution.evidence)),
+        },
+    )
+    return bool(found)
 
 
 def _given(resolution: Resolution) -> Finished:
@@ -205,11 +259,24 @@ DELETE FROM idempotency_keys
        SELECT tenant_id, operation, key FROM idempotency_keys WHERE state = 'completed' AND expires_at <= ipn_now()
         ORDER BY expires_at LIMIT %(batch)s FOR UPDATE SKIP LOCKED)"""
 
+_PRUNE_FREED: Final = """
+DELETE FROM idempotency_keys
+ WHERE (tenant_id, operation, key) IN (
+       SELECT tenant_id, operation, key FROM idempotency_keys
+        WHERE state = 'in_progress' AND lease_expires_at <= ipn_now() AND recovery_point = 'started' AND generation > 0
+          AND expires_at <= ipn_now()
+        ORDER BY lease_expires_at LIMIT %(batch)s FOR UPDATE SKIP LOCKED)"""
+
 
 async def prune(db: Database) -> int:
-    """Delete one batch of completed keys whose retention is over; how many. Others are never deleted, however old."""
+    """Delete one batch of keys whose retention is over; how many: completed ones, and those that a person freed and nobody used again.
+
+    Others are never deleted, however old.
+    """
+    pruned = 0
     async with db.autocommit("idempotency.prune") as tx:
-        pruned = await tx.execute(_PRUNE, {"batch": PRUNED_AT_ONCE})
+        for statement in (_PRUNE, _PRUNE_FREED):
+            pruned += await tx.execute(statement, {"batch": PRUNED_AT_ONCE})
     if pruned:
         logs.count("idempotency.pruned", pruned)
     return pruned

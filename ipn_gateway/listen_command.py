@@ -38,7 +38,8 @@ def listen(
     """Show the events that arrive here, verify them, and hand them on to a service on this machine, until ^C.
 
     With --tenant it subscribes itself to a gateway on the same settings, which must run with IPN_ALLOW_LOOPBACK_ENDPOINTS=true, and ends
-    the subscription at its own end. Without, it waits for what you point at it. What is not genuine is answered 401 and not handed on.
+    the subscription at its own end. Without, it waits for what you point at it. What is not genuine is answered 401 and not handed on;
+    where no key is given nothing can be told apart, and all is handed on as unverified.
     """
     chosen = console.this_process()
     keys = list(secret or [])
@@ -69,6 +70,13 @@ class _Subscription:
         from ipn_gateway import signing
 
         return signing.new_keys(self.secret_bytes).secret
+
+    @property
+    def public_key(self) -> str:
+        """What a service behind this one can verify with."""
+        from ipn_gateway import signing
+
+        return signing.new_keys(self.secret_bytes).public_key
 
 
 def _check(forward_to: str | None, keys: Sequence[str]) -> None:
@@ -154,6 +162,7 @@ def _tell(url: str, subscription: _Subscription | None, *, verified: bool) -> No
     if subscription:
         sample = f"ipn-gateway trigger order.paid --tenant {subscription.tenant}"
         typer.echo(f"Subscribed to the events of {subscription.tenant}. Send a sample with: {sample}", err=True)
+        typer.echo(f"A service behind this one verifies with the public key {subscription.public_key}", err=True)
         return
     if not verified:
         typer.echo("Nothing is verified: give the endpoint's secret with --secret or in WEBHOOK_SECRET.", err=True)

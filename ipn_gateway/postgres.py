@@ -277,6 +277,13 @@ class Handle:
             if not process or b"postgres" not in Path("/proc", process, "cmdline").read_bytes():
                 file.unlink()
 
+    def _runs_elsewhere(self) -> bool:
+        """Whether somebody started this very server by hand: its socket is not to be taken away."""
+        with suppress(OSError):
+            process = (self._data / "postmaster.pid").read_bytes().partition(b"\n")[0].decode()
+            return Path("/proc", process, "cwd").samefile(self._data)
+        return False
+
     def _socket_dir(self) -> Path:
         """Beside the data, for all who share them; below /tmp if that path is too long or would need quoting."""
         owner, digest = self._data.stat().st_uid, hashlib.sha256(os.fsencode(self._data)).hexdigest()[:16]
@@ -288,7 +295,7 @@ class Handle:
                 if stat.S_ISDIR(found.st_mode) and found.st_uid in {owner, os.geteuid()}:  # else somebody's trap
                     path.chmod(0o700)
                     os.chown(path, owner, -1)
-                    for left_over in path.iterdir():
+                    for left_over in path.iterdir() if not self._runs_elsewhere() else ():
                         left_over.unlink()
                     return path
         raise EmbeddedServerError(f"There is no place for the socket: somebody else owns /tmp/ipn-{digest}-0 to -8.")

@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     from ipn_gateway.decisions import LockedOrder
 
 
+ONCE_PAID: Final = (OrderStatus.PAID, OrderStatus.PAID_ON_HOLD, OrderStatus.PARTIALLY_REFUNDED, OrderStatus.REFUNDED)
+
+
 @dataclass(frozen=True, slots=True)
 class LockedRefund:
     """A refund whose row this transaction holds, and the payment that it is of."""
@@ -150,10 +153,12 @@ UPDATE orders SET event_count = event_count + 1, updated_at = ipn_now()
 
 
 def after(order: LockedOrder, refund: LockedRefund) -> LockedOrder:
-    """The order when the money has gone back. Unapplied money was never part of its sums."""
+    """The order when the money has gone back. Unapplied money was never part of its sums; one that is not paid stays what it is."""
     if refund.payment_status == "unapplied":
         return order
     amount_refunded = order.amount_refunded + refund.amount
+    if order.status not in ONCE_PAID:
+        return replace(order, amount_refunded=amount_refunded)
     is_all = amount_refunded == order.amount_paid
     status = OrderStatus.REFUNDED if is_all else OrderStatus.PARTIALLY_REFUNDED
     return replace(order, status=str(status), reason=None, amount_refunded=amount_refunded)

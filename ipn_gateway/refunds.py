@@ -15,7 +15,6 @@ from uuid import UUID  # noqa: TC003
 from ipn_gateway import ids, logs, money, objects, orders, refund_outcomes, validation, views
 from ipn_gateway.clock import Clock
 from ipn_gateway.errors import NotFound, Overloaded, StateConflict
-from ipn_gateway.models import OrderStatus
 from ipn_gateway.operations import STARTED, Advance, Doubt, Downstream, Finished, Operation, Phase, Retry, Settlement
 from ipn_gateway.providers.base import Declined, NoOutcome, RefundAccepted
 
@@ -34,7 +33,6 @@ if TYPE_CHECKING:
 UNSENT: Final = "unsent"
 ASKING: Final = "asking"
 
-REFUNDABLE: Final = (OrderStatus.PAID, OrderStatus.PAID_ON_HOLD, OrderStatus.PARTIALLY_REFUNDED)
 RETRY_SECONDS: Final = 5  # what a 503 asks for: the provider could not be reached a moment ago
 PARTS_NAMED_MAX: Final = 10  # of the payments with something left, in a refusal
 
@@ -165,14 +163,13 @@ class Refunding:
 def chosen(order: LockedOrder, parts: Sequence[Part], new: NewRefund) -> Part:
     """The payment that the refund is taken from: the one that is named, or the oldest applied one that holds so much. Pure.
 
-    Unapplied money is refunded only by name, whatever the order's status; all other only while the order is paid. Raises `StateConflict`.
+    Unapplied money is refunded only by name. What counts is what is left of a payment, whatever the order's status: a part that a person
+    booked on an order that is not paid is money too. Raises `StateConflict`.
     """
-    named = [part for part in parts if part.id == new.payment_id]
-    wanted = named if new.payment_id else [part for part in parts if part.status == "applied"]
-    if order.status not in REFUNDABLE and not any(part.status == "unapplied" for part in named):
+    wanted = [part for part in parts if (part.id == new.payment_id if new.payment_id else part.status == "applied")]
+    if not wanted:
         raise StateConflict(
-            f"Only an order that is paid, paid_on_hold or partially_refunded has money to give back, and this one is {order.status}; "
-            "an unapplied payment is refunded by its payment_id."
+            f"There is no money on this order, which is {order.status}, to give back; an unapplied payment is refunded by its payment_id."
         )
     for part in wanted:
         if part.left >= new.amount:

@@ -17,6 +17,7 @@ LEASE_PER_TIMEOUT: Final = 1.5
 """A lease is at least this many times the timeout of the work under it, so that it never ends while the work goes on."""
 
 _ORIGIN = re.compile(r"https?://[^\s/@?#]+/?")
+_ADDRESS = re.compile(r"https?://[^\s/@?#]+(?:/[^\s/?#]+)*/?")
 _RATE = re.compile(r"[1-9][0-9]{0,8}/(?:second|minute|hour)")
 _SCHEDULE_ITEM = re.compile(r"(\d+(?:\.\d+)?)(?:\*(\d{1,4}))?")
 
@@ -62,7 +63,7 @@ class Settings(BaseSettings):
     secret_key: Secrets = Field(
         (), description="url-safe base64 of 32 bytes, encrypts secrets at rest; a comma list rotates, the first encrypts"
     )
-    public_url: str | None = Field(None, description="scheme://host[:port] under which providers and browsers reach the service")
+    public_url: str | None = Field(None, description="scheme://host[:port][/path] under which providers and browsers reach the service")
 
     provider_timeout_seconds: Seconds = Field(10, description="total limit of one question to a provider")
     inbox_lease_seconds: Seconds = Field(45, description="how long an inbox worker may work on one notification delivery")
@@ -111,9 +112,10 @@ class Settings(BaseSettings):
 
     @model_validator(mode="after")
     def _addresses_are_addresses(self) -> Self:
-        for name, urls in (("IPN_PUBLIC_URL", [self.public_url] if self.public_url else []), ("IPN_CORS_ORIGINS", self.cors_origins)):
-            if wrong := [url for url in urls if url != "*" and not _ORIGIN.fullmatch(url)]:
-                raise ValueError(f"{name}: {wrong[0]!r} is no scheme://host[:port]")
+        if self.public_url and not _ADDRESS.fullmatch(self.public_url):
+            raise ValueError(f"IPN_PUBLIC_URL: {self.public_url!r} is no scheme://host[:port][/path]")
+        if wrong := [url for url in self.cors_origins if url != "*" and not _ORIGIN.fullmatch(url)]:
+            raise ValueError(f"IPN_CORS_ORIGINS: {wrong[0]!r} is no scheme://host[:port]")
         for network in self.trusted_proxies:
             try:
                 ip_network(network, strict=False)

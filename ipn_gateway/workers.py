@@ -145,7 +145,8 @@ def _maintenance(rt: Runtime, roles: Collection[str], slots: Slots) -> list[Loop
     operations, lease = {refunds.CREATE.name: refunds.CREATE}, rt.settings.idempotency_lease_seconds
 
     async def abandoned() -> int:
-        return 0 * await idempotency_acts.doubt_abandoned(rt.maintenance_db, operations)
+        doubted = await idempotency_acts.doubt_abandoned(rt.maintenance_db, operations)
+        return 0 * (doubted + await idempotency_acts.lapse_unsent(rt.maintenance_db, operations))
 
     async def left_over() -> int:
         return 0 * await endpoints.cancel_left_over(rt.maintenance_db)

@@ -70,7 +70,7 @@ async def enable_endpoint(
     caller: Admin, call: Annotated[KeyedCall, keyed.of(endpoints.ENABLE)], request: Request, rt: RuntimeDep, endpoint_id: str
 ) -> Response:
     """Send to a disabled endpoint again: what waited is due at once, oldest first."""
-    await _shown(rt, caller.tenant_id, endpoint_id)
+    await _known(rt, caller.tenant_id, endpoint_id)
     act = await bodies.read(request, schemas.Act, optional=True)
     known = ids.read(ids.ENDPOINT, endpoint_id)
 
@@ -93,7 +93,7 @@ async def rotate_endpoint_secret(
     caller: Admin, call: Annotated[KeyedCall, keyed.of(endpoints.ROTATE)], request: Request, rt: RuntimeDep, endpoint_id: str
 ) -> Response:
     """Make a new signing secret, shown in this answer only; the old ones sign beside it for `overlap_seconds`."""
-    await _shown(rt, caller.tenant_id, endpoint_id)
+    await _known(rt, caller.tenant_id, endpoint_id)
     rotation = await bodies.read(request, schemas.Rotation, optional=True)
     now = rt.clock.now()
     made = CreatedSecret(ids.read(ids.ENDPOINT, endpoint_id), signing.new_keys(secrets.token_bytes(signing.RANDOM_BYTES)))
@@ -120,7 +120,7 @@ async def test_endpoint(
 
     It is signed and sent as any other event is, kept with its attempt, and never tried again. `failed_check` names the step that failed.
     """
-    await _shown(rt, caller.tenant_id, endpoint_id)
+    await _known(rt, caller.tenant_id, endpoint_id)
     act = await bodies.read(request, schemas.Act, optional=True)
     known = ids.read(ids.ENDPOINT, endpoint_id)
 
@@ -146,7 +146,7 @@ async def recover_endpoint(
     They become due in the order of their events, at the endpoint's rate or 50 each second. One call looks at 2,000 events; while
     `next_cursor` is set, repeat it with that as `cursor`. Events about endpoints are left out.
     """
-    await _shown(rt, caller.tenant_id, endpoint_id)
+    await _known(rt, caller.tenant_id, endpoint_id)
     wanted = await bodies.read(request, schemas.Recovery)
     span = recoveries.Span(caller.tenant_id, ids.read(ids.ENDPOINT, endpoint_id), wanted.since, wanted.until)
     recover = partial(
@@ -159,6 +159,13 @@ async def recover_endpoint(
     answer = await call.around("endpoints.recovered", recover, shown)
     rt.wakes.dispatcher.set()
     return answer
+
+
+async def _known(rt: RuntimeDep, tenant_id: str, endpoint_id: str) -> None:
+    """Another tenant's endpoint is a 404 whatever the body; one that was deleted is looked at by the act itself, behind its key."""
+    known = ids.read(ids.ENDPOINT, endpoint_id)
+    async with rt.db.autocommit("endpoints.known") as tx:
+        await endpoints.known(tx, tenant_id, known)
 
 
 async def _shown(rt: RuntimeDep, tenant_id: str, endpoint_id: str) -> objects.Endpoint:

@@ -52,6 +52,7 @@ COUNTERS: Final[Mapping[str, str]] = {
     "endpoints.warned": "warnings that an endpoint has had nothing but failures for a day, or for three",
     "endpoints.disabled": "endpoints that were disabled: gone, or nothing but failures for five days",
     "idempotency.executed": "keyed calls that were worked on, from their beginning or from where another one had come to",
+    "idempotency.record_retried": "tries to record what a provider answered, while the database was away",
     "idempotency.replays": "keyed calls that were answered from storage",
     "idempotency.refused": "keyed calls whose refusal was stored as their answer",
     "idempotency.mismatches": "keys that came again with another request",

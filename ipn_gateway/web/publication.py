@@ -60,6 +60,7 @@ OF_THE_KEY: Final[Sequence[type[GatewayError]]] = (
 
 _REFUSED: Final = (400, 413, 415)
 _DECIDED: Final = (404, 409, 422, 500)
+ON_PURPOSE: Final = "500 only where the operation answered it on purpose; a crash stores nothing"
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,6 +194,7 @@ def statuses(succeeds_with: Sequence[int] = (200, 201, 202, 204)) -> dict[str, A
     """Which answers a repeat gets again. A 500 is one that an operation gave on purpose; a crash is none."""
     return {
         "stored": sorted(status for status in {*succeeds_with, *_DECIDED} if is_stored(status)),
+        "stored_when": ON_PURPOSE,
         "never_stored": sorted(NEVER_STORED),
         "refused_before_the_key": [*_REFUSED, errors.ValidationFailed.status],
         "never_stored_types": [f"/problems/{kind.slug}" for kind in OF_THE_KEY],
@@ -281,6 +283,7 @@ def _repeats_said(made: Mapping[str, Any]) -> str:
     return (
         f"Repeats: a repeat gets {repeat['gets']}{left_out}; it is marked `{marker}: {value}`. Of a body of more than "
         f"{repeat['body_bytes_max'] // 1024} KiB a note is kept instead. Stored and repeated are {stored}, where the operation decided "
-        f"them; never {never}, and never what the key itself answers (`/problems/idempotency-…`). What is refused before the key is "
+        f"them ({listed['stored_when']}); never {never}, and "
+        f"never what the key itself answers (`/problems/idempotency-…`). What is refused before the key is "
         f"claimed ({refused}) leaves nothing behind: mended, it may use the same key."
     )

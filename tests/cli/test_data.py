@@ -95,6 +95,22 @@ async def test_values_that_cannot_be_are_named(database_url: str, db: Database, 
     assert hint in done.sentence
 
 
+async def test_a_guessed_listener_url_is_called_a_guess(database_url: str, db: Database):
+    """On a database that a `serve` elsewhere may use, nothing says where that is reached; set, it may have a path, and nothing is said."""
+    settings = command.given_database(database_url)
+    await tenants.create_key(db, "acme")
+
+    none = await command.here("sources", "list", **settings)
+    guessed = await command.here("sources", "add", "shop", "--config", CONFIG, "--json", **settings)
+    listed = await command.here("sources", "list", **settings)
+    told = await command.here("sources", "list", "--json", IPN_PUBLIC_URL="https://shop.example/payments/", **settings)
+
+    assert none.err == ""
+    assert guessed.json["listener_url"] == "http://127.0.0.1:8000/ipn/shop"
+    assert all("listener_url is a guess" in done.err and "IPN_PUBLIC_URL" in done.err for done in (guessed, listed))
+    assert (told.json["items"][0]["listener_url"], told.err) == ("https://shop.example/payments/ipn/shop", "")
+
+
 async def test_lists_are_paged(database_url: str, db: Database):
     """`--limit` cuts, `--cursor` goes on, and ids are never cut off."""
     settings = command.given_database(database_url)

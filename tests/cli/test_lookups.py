@@ -118,6 +118,23 @@ async def test_events_are_listed_and_shown(database_url: str, make: Make):
     assert (missing.code, "There is no event evt_none" in missing.sentence) == (1, True)
 
 
+async def test_more_events_are_promised_only_behind_a_full_page(database_url: str, make: Make):
+    """What is printed is taken as it is; JSON always has the cursor, from which a puller goes on."""
+    settings = command.given_database(database_url)
+    await make.tenant()
+    for _ in range(2):
+        await make.event(type="order.paid", body=BODY)
+
+    full = await command.here("events", "list", "--limit", "1", **settings)
+    rest = await command.here("events", "list", *full.err.split()[1:], **settings)
+    as_json = await command.here("events", "list", "--json", **settings)
+
+    assert full.err.startswith("More: --after ")
+    assert (len(rest.out.splitlines()), rest.err) == (2, "")
+    assert (len(as_json.json["items"]), as_json.err) == (2, "")
+    assert as_json.json["next_cursor"]
+
+
 async def test_the_contract_needs_no_server_and_no_database():
     """It is what `/v1/contract` says under the same settings."""
     done = await command.run("contract", "--json", IPN_RETRY_SCHEDULE="0,7")

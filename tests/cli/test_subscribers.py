@@ -70,6 +70,20 @@ async def test_an_endpoint_is_tested(database_url: str, db: Database):
     assert [len(received(server)) for server in (well, ill)] == [1, 1]
 
 
+async def test_what_is_not_sent_to_this_machine_names_the_setting(database_url: str, db: Database):
+    """A test and a sample are sent from the command's own process, whatever `serve` may do."""
+    settings = command.given_database(database_url)
+    endpoint = await subscribed(db, settings, "http://127.0.0.1:3000/hook")
+
+    tested = await here("endpoints", "test", endpoint, **settings)
+    sample = await here("trigger", "order.paid", **settings)
+
+    assert (tested.code, sample.code) == (1, 1)
+    assert "IPN_ALLOW_LOOPBACK_ENDPOINTS=true" in tested.out
+    assert f"{endpoint}: this URL may not be called" in sample.err
+    assert "IPN_ALLOW_LOOPBACK_ENDPOINTS=true" in sample.err
+
+
 async def test_what_was_missed_is_recovered(database_url: str, db: Database, make: Make):
     """Counted first, then made due; it needs a reason, and times that can be read."""
     settings = command.given_database(database_url)
@@ -217,6 +231,7 @@ async def test_it_subscribes_itself_and_ends_that_with_itself(database_url: str,
     assert [(one["events"], one["description"]) for one in during] == [(["order.*", "invoice.*"], "ipn-gateway listen")]
     assert after == []
     assert (done.code, "The subscription is ended" in done.err) == (0, True)
+    assert f"verifies with the public key {during[0]['secrets'][0]['public_key']}\n" in done.err
 
 
 @pytest.mark.parametrize(

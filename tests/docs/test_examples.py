@@ -134,7 +134,7 @@ async def test_a_payment_is_booked_in_the_shops_own_tables(database_url: str, me
 
 async def test_the_whole_gateway_runs_inside_an_existing_application(database_url: str, merchant: Any, provider: tuple[Simulator, str]):
     """Mounted below a path, with its workers in the shop's lifespan: the listener, the API and the effect work, and so does the shop."""
-    settings = command.given_database(database_url) | EFFECT
+    settings = command.given_database(database_url) | EFFECT | {"IPN_PUBLIC_URL": "https://shop.example/payments/"}
     key = await open_for_business(settings, provider[1])
 
     async with shop_of_its_own(settings) as url, httpx.AsyncClient() as client:
@@ -148,6 +148,6 @@ async def test_the_whole_gateway_runs_inside_an_existing_application(database_ur
     assert front.json() == {"shop": "open"}
     assert (ready.status_code, missing.status_code) == (200, 404)
     assert missing.headers["content-type"] == "application/problem+json"
-    assert source.json()["listener_url"] == "http://127.0.0.1:8000/payments/ipn/shop"
+    assert source.json()["listener_url"] == "https://shop.example/payments/ipn/shop"
     assert status == "paid"
     assert await rows(merchant, "SELECT email, balance FROM shop.customers") == [("a@shop.example", Decimal("250.00"))]

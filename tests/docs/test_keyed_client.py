@@ -57,9 +57,9 @@ class Played:
             raise answer
         return answer
 
-    def post(self, body: dict[str, Any] = BODY, name: str = "order INV-1") -> tuple[int, Any]:
+    def post(self, body: dict[str, Any] = BODY, name: str = "order INV-1", *, again: bool = False) -> tuple[int, Any]:
         with httpx.Client(transport=httpx.MockTransport(self._answer), base_url="http://gateway.test") as http:
-            return Caller(http, self.intents, self.waits.append).post(name, "/v1/orders", body)
+            return Caller(http, self.intents, self.waits.append).post(name, "/v1/orders", body, again=again)
 
     def close(self) -> None:
         self.intents.close()
@@ -158,6 +158,32 @@ def test_a_new_key_needs_a_new_body_and_a_definite_refusal(played) -> None:
     assert len(set(gateway.keys)) == 2
     with pytest.raises(ValueError, match="may have happened"):
         gateway.post(BODY)
+
+
+@pytest.mark.case("S79", "S131")
+@pytest.mark.parametrize("refusal", [(404, "not-found"), (409, "state-conflict"), (422, "validation-failed")])
+def test_what_was_mended_at_the_gateway_is_asked_again_when_told_so(played, refusal: tuple[int, str]) -> None:
+    """A refusal is kept until the caller says `again`; then the same body goes out under a new key, and what is done stays done."""
+    gateway = played(problem(*refusal), DONE)
+
+    kept = [gateway.post()[0] for _ in range(2)]
+    done = [gateway.post(again=True)[0] for _ in range(2)]
+
+    assert (kept, done) == ([refusal[0]] * 2, [201, 201])
+    assert len(gateway.keys) == len(set(gateway.keys)) == 2
+
+
+@pytest.mark.case("S131")
+def test_again_makes_no_new_key_while_nobody_knows(played) -> None:
+    """What may have happened keeps its key, whatever the caller says."""
+    gateway = played(problem(401, "unauthorized"), DONE)
+
+    with pytest.raises(OutcomeUnknownError):
+        gateway.post()
+    outcome = gateway.post(again=True)
+
+    assert outcome[0] == 201
+    assert len(set(gateway.keys)) == 1
 
 
 def test_another_body_waits_for_the_first(played) -> None:

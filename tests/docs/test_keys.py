@@ -188,7 +188,8 @@ async def shop(server: Server, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator
     """The example, on a database in which there is nothing but the shop's own table."""
     with server.database() as url:
         async with await psycopg.AsyncConnection.connect(url, autocommit=True) as connection:
-            await connection.execute("CREATE TABLE coffees (id bigserial PRIMARY KEY, kind text NOT NULL, price numeric NOT NULL)")
+            (table,) = pages.blocks((DOCS / "howto/keys-in-your-app.md").read_text(encoding="utf-8"), "sql")
+            await connection.execute(table)
         monkeypatch.setenv("SHOP_DATABASE_URL", url)
         transport = httpx.ASGITransport(app=coffee.app)
         async with (

@@ -118,6 +118,35 @@ async def test_connecting_sslcommerz_works_as_printed(tmp_path: Path, database_u
     assert not (tmp_path / "shop.json").exists()
 
 
+async def test_a_payment_is_taken_as_printed(tmp_path: Path, database_url: str):
+    """From the order by way of the provider's page to a payment, and back again for a part of it."""
+    settings = command.given_database(database_url) | {"IPN_REFUND_POLL_SCHEDULE": "1,1,1"}
+
+    done = await shown("howto/checkout.md", tmp_path, settings)
+    order = (await command.run("orders", "show", "INV-1001", "--json", **settings)).json
+
+    assert re.search(r'"redirect_url":"http://127.0.0.1:\d+/pay/\w+"', done.out)
+    assert (order["status"], order["amount_paid"], order["amount_refunded"]) == ("partially_refunded", "1250.00", "400.00")
+
+
+async def test_a_payment_is_refunded_as_printed(tmp_path: Path, database_url: str, db: Database):
+    """One request is one refund, and no key waits for a person."""
+    settings = command.given_database(database_url)
+    key = (await tenants.create_key(db, "acme")).key
+    async with stage(settings) as beside:
+        await command.source(db, settings, "shop", base_url=beside.provider_url)
+        genuine = await beside.paid("INV-1001", key)
+        async with httpx.AsyncClient() as provider:
+            await provider.post(f"{beside.gateway}/ipn/shop", data=genuine)
+        await settled(settings, "INV-1001")
+        await beside.shown("howto/refund.md", tmp_path)
+        order = (await command.run("orders", "show", "INV-1001", "--json", **settings)).json
+
+    assert [(refund["reference"], refund["amount"], refund["status"]) for refund in order["refunds"]] == [
+        ("RMA-2041", "400.00", "processing")
+    ]
+
+
 async def test_rotating_secrets_works_as_printed(tmp_path: Path, database_url: str, db: Database):
     """The store password, the replay afterwards, and an endpoint that signs with two secrets."""
     settings = command.given_database(database_url)
@@ -219,7 +248,7 @@ async def test_an_upgrade_works_as_printed(tmp_path: Path, database_url: str, db
 
 async def test_the_embedded_server_is_upgraded_as_printed(tmp_path: Path):
     """Its directory is copied while nobody uses it, and works in another place, the key included."""
-    settings = command.embedded(tmp_path / "data")
+    settings = command.embedded(tmp_path / "data") | {"IPN_PUBLIC_URL": "https://pay.example"}
     config = '{"store_id": "testbox", "store_passwd": "qwerty", "mode": "sandbox"}'
     await command.run("keys", "create", "--tenant", "acme", **settings)
     added = await command.run("sources", "add", "shop", "--config", config, **settings)
@@ -247,13 +276,16 @@ async def test_own_tables_are_written_as_printed(tmp_path: Path, database_url: s
 
 
 def test_the_effect_shown_is_the_one_of_the_example():
-    """The page shows the heart of the file that the tests of the examples run."""
+    """The page shows the function of the file that the tests of the examples run, whole."""
     (block,) = pages.blocks((DOCS / "howto/own-tables.md").read_text(encoding="utf-8"), "python")
     example = (DOCS / "examples/own_tables/shop.py").read_text(encoding="utf-8")
-    statement = re.search(r'"INSERT INTO shop.deposits .*?"', block)
+    function = re.search(r"^async def book\(.*", example, re.MULTILINE | re.DOTALL)
 
-    assert statement
-    assert statement[0] in example
+    assert function
+    assert block == function[0]
+
+
+HOWTOS = ("checkout", "connect-sslcommerz", "dead-letters", "own-tables", "refund", "replay", "rotate-a-secret", "upgrade")
 
 
 def test_every_page_that_shows_steps_is_run():
@@ -262,5 +294,5 @@ def test_every_page_that_shows_steps_is_run():
 
     assert with_steps == {
         "quickstart.md",
-        *(f"howto/{name}.md" for name in ("connect-sslcommerz", "dead-letters", "own-tables", "replay", "rotate-a-secret", "upgrade")),
+        *(f"howto/{name}.md" for name in HOWTOS),
     }

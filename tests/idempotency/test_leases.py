@@ -185,7 +185,7 @@ async def test_a_foreign_call_ends_before_the_lease(service: Service) -> None:
 
 @pytest.mark.case("S53", "S59")
 async def test_a_call_that_was_cut_off_is_unknown_where_it_must_not_be_repeated(service: Service) -> None:
-    """The provider never answered: 503 first, 409 until the lease is over, and then it waits for a person."""
+    """The provider never answered: 409 in progress until the lease is over, for its own client too, and then it waits for a person."""
     plan = service.provider.hold()
     async with service.another(lease_seconds=0.6) as hasty:
         first = await hasty.post("payouts")
@@ -194,7 +194,7 @@ async def test_a_call_that_was_cut_off_is_unknown_where_it_must_not_be_repeated(
         second = await hasty.post("payouts")
         plan.go.set()
 
-    assert problem(first) == (503, "overloaded")
+    assert problem(first) == (409, "idempotency-in-progress")
     assert (state["state"], state["recovery_point"]) == ("in_progress", "payout")
     assert problem(second) == UNKNOWN
     assert len(service.provider.calls) == 1

@@ -84,6 +84,17 @@ def test_the_details_say_what_there_is_to_do() -> None:
     assert untrusted.detail == "the certificate is not trusted (certificate has expired)"
 
 
+@pytest.mark.parametrize(
+    ("url", "named"),
+    [("http://127.0.0.1:3000/hook", True), ("http://localhost:3000/", True), ("https://10.0.0.7/", False), ("http://shop.example/", False)],
+)
+def test_a_url_on_this_machine_names_the_setting(url: str, named: bool) -> None:
+    """Where a setting would allow it, it is named; elsewhere nothing would."""
+    (why, *_) = diagnosis.checks(url, outcome("blocked", "url_not_allowed"), seen())
+
+    assert (why.check, why.status, "IPN_ALLOW_LOOPBACK_ENDPOINTS=true" in why.detail) == ("url", "failed", named)
+
+
 @pytest.mark.case("B101")
 def test_an_address_that_may_not_be_called_is_not_named() -> None:
     """How many a name has is said; what it means in our network is nobody's to learn."""

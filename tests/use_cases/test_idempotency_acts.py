@@ -9,12 +9,21 @@ from uuid import UUID
 import pytest
 
 from ipn_gateway import db as db_module
-from ipn_gateway import idempotency_acts, ids
-from ipn_gateway.errors import IdempotencyIndeterminate, NotFound, Overloaded, RateLimited, StateConflict, ValidationFailed
+from ipn_gateway import gauges, idempotency_acts, ids
+from ipn_gateway.errors import (
+    IdempotencyIndeterminate,
+    IdempotencyInProgress,
+    NotFound,
+    Overloaded,
+    PoolExhausted,
+    RateLimited,
+    StateConflict,
+    ValidationFailed,
+)
 from ipn_gateway.idempotency import CALLING_PER_TENANT, Answer, Idempotency, KeyedRequest
 from ipn_gateway.idempotency_acts import Resolution
 from ipn_gateway.idempotency_keys import OPEN_MAX
-from ipn_gateway.operations import Advance, Downstream, Finished, Operation, Phase, Work
+from ipn_gateway.operations import Advance, Downstream, Finished, Operation, Phase, Step, Work
 from ipn_gateway.paging import Wanted
 from tests.make import TENANT
 
@@ -298,3 +307,69 @@ async def test_a_provider_that_hangs_keeps_the_other_tenants_out_of_nothing(laye
     assert (others.status, local.status) == (201, 201)
     assert {answer.status for answer in answers} == {201}
     assert (await charge(layer, provider, "one-more")).status == 201
+
+
+@pytest.mark.case("S59", "S103")
+async def test_what_the_provider_said_is_recorded_when_the_database_is_back(layer: Idempotency) -> None:
+    """A call that must not be repeated is not thrown away for a moment without connections: its record is tried again within the lease."""
+    provider, away = Provider(), [PoolExhausted(), PoolExhausted()]
+    record = provider.phases()["asking"]
+
+    async def busy(tx: Transaction, work: Work, outcome: str) -> Step:
+        if away:
+            raise away.pop()
+        return await record.commit(tx, work, outcome)
+
+    phases = provider.phases() | {"asking": Phase(record.transaction, busy, record.call)}
+    answer = await layer.run(CHARGE, KeyedRequest(TENANT, "k-1", {"amount": "10"}), phases)
+
+    assert (answer.status, answer.replayed) == (201, False)
+    assert (await charge(layer, provider)).replayed
+    assert len(provider.keys) == 1
+
+
+@pytest.mark.case("S55", "S59")
+async def test_an_owner_that_is_too_late_is_told_what_is_true(db: Database) -> None:
+    """Its call took longer than may be: never that it may be sent again, while the outcome is not known."""
+    layer, provider = Idempotency(db, [CHARGE], lease_seconds=0.5, retention_hours=168), Provider()
+
+    async def hang(_: Work) -> str:
+        await asyncio.Event().wait()
+        return "never"
+
+    phases = provider.phases() | {"asking": Phase("charges.record", provider.phases()["asking"].commit, hang)}
+    with pytest.raises((IdempotencyInProgress, IdempotencyIndeterminate)):
+        await layer.run(CHARGE, KeyedRequest(TENANT, "k-1", {"amount": "10"}), phases)
+
+
+@pytest.mark.case("S62")
+async def test_a_decision_is_about_one_execution(layer: Idempotency, clock: Clock, db: Database) -> None:
+    """Freed and then executed, a key waits for nobody: the old decision is refused, and so is the same one with other evidence."""
+    provider = Provider()
+    key_id = await vanished(layer, provider, clock)
+    await resolve(layer, clock, key_id, "not_applied")
+    await resolve(layer, clock, key_id, "not_applied")
+    await charge(layer, provider)
+    other = await vanished(layer, provider, clock, "k-2")
+    await resolve(layer, clock, other, "applied", response=(201, {}), evidence={"seen": "here"})
+    await resolve(layer, clock, other, "applied", response=(201, {}), evidence={"seen": "here"})
+
+    with pytest.raises(StateConflict):
+        await resolve(layer, clock, key_id, "not_applied")
+    with pytest.raises(StateConflict):
+        await resolve(layer, clock, other, "applied", response=(201, {}), evidence={"seen": "there"})
+    async with db.autocommit("test") as tx:
+        assert await tx.value("SELECT count(*) FROM audit_log") == 2
+
+
+@pytest.mark.case("S94", "S62")
+async def test_a_freed_key_that_nobody_uses_again_goes_with_its_time(layer: Idempotency, clock: Clock, db: Database) -> None:
+    """It is not abandoned work: no gauge counts it, and after its retention it is deleted."""
+    key_id = await vanished(layer, Provider(), clock)
+    await resolve(layer, clock, key_id, "not_applied")
+    abandoned = {reading.gauge: reading.value for reading in await gauges.read(db)}["idempotency_keys_abandoned"]
+    clock.advance(hours=169)
+
+    assert abandoned == 0
+    assert await idempotency_acts.prune(db) == 1
+    assert await states(db) == []

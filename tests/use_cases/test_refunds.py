@@ -9,7 +9,7 @@ import psycopg
 import pytest
 from psycopg import errors as pg
 
-from ipn_gateway import ids, logs, refunds, sources
+from ipn_gateway import idempotency_acts, ids, logs, refunds, resolutions, sources
 from ipn_gateway.db import Database
 from ipn_gateway.errors import IdempotencyIndeterminate, IdempotencyInProgress, Overloaded, StateConflict, ValidationFailed
 from ipn_gateway.operations import Downstream
@@ -164,7 +164,7 @@ async def test_only_what_was_paid_can_be_given_back(world: World) -> None:
     first, again = await desk.refund("key-1"), await desk.refund("key-1")
 
     assert (first.status, again.status, again.replayed) == (409, 409, True)
-    assert "this one is pending" in members(first)["detail"]
+    assert "which is pending" in members(first)["detail"]
     assert desk.calls == {}
     assert await desk.refunds() == []
 
@@ -184,13 +184,13 @@ async def test_more_than_is_left_is_refused_with_what_is_left(desk: Desk) -> Non
 
 @pytest.mark.case("S96")
 async def test_a_refunded_order_has_nothing_left(desk: Desk) -> None:
-    """Its status says so, before any payment is looked at."""
+    """What counts is what is left of its payments."""
     await desk.refund("key-1", amount="1000.00")
     await desk.finish()
 
     answer = await desk.refund("key-2", "R-2", "0.01")
 
-    assert (answer.status, "this one is refunded" in members(answer)["detail"]) == (409, True)
+    assert (answer.status, "What is left: nothing." in members(answer)["detail"]) == (409, True)
 
 
 async def test_an_order_on_hold_can_be_refunded(world: World) -> None:
@@ -655,3 +655,39 @@ async def test_one_reference_at_once_refunds_once(desk: Desk) -> None:
     assert sorted(answer.status for answer in answers) == [202] + [409] * 19
     assert len({members(answer)["refund_id"] for answer in answers}) == 1
     assert list(desk.calls.values()) == [1]
+
+
+@pytest.mark.case("S62")
+async def test_what_was_never_asked_for_is_free_again_after_a_day(desk: Desk) -> None:
+    """The provider could not be reached and the client never came back: the refund failed, and its money is free."""
+    await desk.move_provider(nowhere())
+    await desk.refused("key-1")
+    clock, db = desk.world.rt.clock, desk.world.rt.maintenance_db
+    early = await idempotency_acts.lapse_unsent(db, desk.layer.operations)
+    clock.advance(hours=24, minutes=5)
+
+    lapsed = [await idempotency_acts.lapse_unsent(db, desk.layer.operations) for _ in range(2)]
+
+    assert (early, lapsed) == (0, [1, 0])
+    assert await desk.refunds() == [("R-1", "failed")]
+    assert await desk.holds() == [("0.00", "0.00")]
+    assert desk.calls == {}
+
+
+async def test_a_part_on_an_order_that_is_not_paid_can_be_given_back(world: World) -> None:
+    """A person booked it; the order stays what it is, and may still be paid in full."""
+    desk = Desk(world)
+    await world.order(ORDER, "1000.00")
+    held = await world.notify(world.pay(ORDER, "400.00"))
+    await world.drain()
+    assert held.delivery_id
+    act = resolutions.Act(TENANT, held.delivery_id, "apply", actor="test", reason="a part")
+    await resolutions.resolve(world.rt.db, act, world.rt.effect)
+
+    answer = await desk.refund("key-1", amount="400.00")
+    await desk.finish()
+
+    order = await desk.order()
+    assert answer.status == 202
+    assert (order.status, order.amount_paid, order.amount_refunded) == ("pending", "400.00", "400.00")
+    assert await desk.refunds() == [("R-1", "succeeded")]

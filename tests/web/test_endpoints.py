@@ -197,3 +197,17 @@ async def test_the_contract_says_how_events_are_signed(api: Caller) -> None:
     assert [form.split()[0] for form in signature["forms"].values()] == ["whsec_", "whpk_"]
     assert "GET /v1/endpoints/{endpoint_id}" in signature["public_keys"]
     assert signature["tolerance_seconds"] == 300
+
+
+@pytest.mark.case("S94")
+async def test_a_repeat_of_an_act_has_its_answer_when_the_endpoint_is_gone(api: Caller) -> None:
+    """Within its window a completed key gives what it gave, without the secret; a new key on the deleted endpoint is a 404."""
+    address = f"/v1/endpoints/{(await api.post('/v1/endpoints', ENDPOINT)).json()['id']}"
+    first = await api.post(f"{address}/rotate-secret", {}, idempotency_key="rotate-1")
+    await api.delete(address)
+
+    again = await api.post(f"{address}/rotate-secret", {}, idempotency_key="rotate-1")
+
+    assert (first.status_code, again.status_code, again.headers["idempotent-replayed"]) == (200, 200, "true")
+    assert again.json() == {name: value for name, value in first.json().items() if name != "secret"}
+    assert problem(await api.post(f"{address}/rotate-secret", {}, idempotency_key="rotate-2")) == (404, "not-found")

@@ -97,6 +97,7 @@ def test_the_statuses_are_those_of_the_code(app: FastAPI) -> None:
 
         assert said["never_stored"] == sorted(NEVER_STORED)
         assert all(is_stored(status) for status in said["stored"])
+        assert said["stored_when"] in call["description"]
         assert {int(status) for status in call["responses"]} <= listed, name
         assert {int(status) for status in call["responses"] if status.startswith("2")} <= set(said["stored"])
 

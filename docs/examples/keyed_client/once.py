@@ -28,7 +28,9 @@ INTENTS = """
 CREATE TABLE IF NOT EXISTS intents (
     name TEXT PRIMARY KEY, key TEXT NOT NULL, body TEXT NOT NULL, made_at REAL NOT NULL DEFAULT (julianday('now')),
     status INTEGER, answer TEXT)"""
-ANOTHER_BODY = "UPDATE intents SET key = ?2, body = ?3, made_at = julianday('now'), status = NULL WHERE name = ?1 AND body <> ?3"
+REFUSED_BEFORE = """
+UPDATE intents SET key = ?2, body = ?3, made_at = julianday('now'), status = NULL
+ WHERE name = ?1 AND status >= 400 AND (?4 OR body <> ?3)"""
 
 
 class OutcomeUnknownError(Exception):
@@ -44,12 +46,15 @@ class Caller:
         self._wait = wait or threading.Event().wait
         intents.execute(INTENTS)
 
-    def post(self, name: str, path: str, body: dict[str, Any]) -> tuple[int, Any]:
+    def post(self, name: str, path: str, body: dict[str, Any], *, again: bool = False) -> tuple[int, Any]:
         """Status and body, as soon as they are known. `name` is what is to happen once, such as `refund R-7 of INV-1`.
+
+        A refusal is kept, and given without asking. When its cause was mended at the gateway, `again` sends the same body with a new key;
+        what is done, or may have happened, it leaves as it is.
 
         Raises `OutcomeUnknownError`, and ValueError for another body under a name that may have happened.
         """
-        key = self._key(name, json.dumps(body, sort_keys=True))
+        key = self._key(name, json.dumps(body, sort_keys=True), again=again)
         for attempt in range(ATTEMPTS_MAX):
             age_hours, status, kept = self._known(name)
             if status is not None:
@@ -67,12 +72,12 @@ class Caller:
             self._wait(seconds_to_wait(attempt, answer))
         raise OutcomeUnknownError(name)
 
-    def _key(self, name: str, body: str) -> str:
-        """The key of an intent, kept before it is sent. A changed body gets a new one, if the one before was definitely refused."""
+    def _key(self, name: str, body: str, *, again: bool) -> str:
+        """The key of an intent, kept before it is sent. A changed body, or `again`, gets a new one, if it was definitely refused before."""
         made = (name, str(uuid.uuid4()), body)  # noqa: TID251 - a caller has no ids.py
         with self._intents:
             self._intents.execute("INSERT INTO intents (name, key, body) VALUES (?, ?, ?) ON CONFLICT DO NOTHING", made)
-            self._intents.execute(f"{ANOTHER_BODY} AND status >= 400", made)
+            self._intents.execute(REFUSED_BEFORE, (*made, again))
         key, kept = self._intents.execute("SELECT key, body FROM intents WHERE name = ?", (name,)).fetchone()
         if kept != body:
             raise ValueError(f"{name}: another body was sent under this name, and it may have happened")

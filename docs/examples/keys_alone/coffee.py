@@ -1,4 +1,7 @@
-"""An application whose calls take an Idempotency-Key: `uvicorn coffee:app`, with SHOP_DATABASE_URL of any PostgreSQL from 15 on."""
+"""An application whose calls take an Idempotency-Key: `uvicorn --app-dir docs/examples/keys_alone coffee:app`.
+
+SHOP_DATABASE_URL names any PostgreSQL from 15 on.
+"""
 
 import os
 from collections.abc import AsyncIterator
@@ -45,7 +48,7 @@ problems.install(app)
 async def customer(x_customer: Annotated[str | None, Header()] = None) -> str:
     """Your authentication: the name that a caller's keys are kept under. Nobody is nobody's."""
     if not x_customer:
-        raise Unauthorized
+        raise Unauthorized("Say who you are in X-Customer.")
     return x_customer
 
 

@@ -1,4 +1,4 @@
-"""A shop that exists already, with the whole gateway mounted into it: `uvicorn existing_app:app`.
+"""A shop that exists already, with the whole gateway mounted into it: `uvicorn --app-dir docs/examples/own_tables existing_app:app`.
 
 The shop opens what the gateway works with, runs its workers while it lives, and closes everything in order. The gateway's addresses are
 below the mount: the provider posts to `/payments/ipn/{source}`, and the API is `/payments/v1/…`.

@@ -1,4 +1,4 @@
-"""A shop that receives events: `uvicorn receiving:app`, with SHOP_DATABASE_URL and WEBHOOK_KEYS.
+"""A shop that receives events: `uvicorn --app-dir docs/examples/receive_events receiving:app`, with SHOP_DATABASE_URL and WEBHOOK_KEYS.
 
 WEBHOOK_KEYS are the endpoint's secret (`whsec_…`) or its public key (`whpk_…`); while one is replaced both, with a comma between.
 """
