@@ -13,8 +13,8 @@ ARGS :=
 JOBS := 2
 PYTEST := $(BIN)/pytest --numprocesses $(JOBS) --dist worksteal --durations 15
 # Where SQL runs: once more on the oldest PostgreSQL that is promised. Without what is about the embedded one, and without what kills
-# processes at their transactions: those are minutes of the very statements that the others run.
-SQL_SUITES = $(wildcard tests/use_cases tests/web tests/properties tests/faults tests/concurrency tests/migrations tests/idempotency)
+# processes or connections: those are minutes of the very statements that the others run.
+SQL_SUITES = $(wildcard tests/use_cases tests/web tests/properties tests/concurrency tests/migrations tests/idempotency)
 
 help: ## Show the tasks
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' Makefile
