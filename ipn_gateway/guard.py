@@ -14,7 +14,7 @@ import ssl
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cache, partial
 from http import HTTPStatus
 from http.cookiejar import CookieJar, DefaultCookiePolicy
 from types import MappingProxyType
@@ -258,8 +258,12 @@ def provider_client(tls: ssl.SSLContext, guard: Guard) -> httpx.AsyncClient:  # 
     )
 
 
+@cache
 def trusted() -> ssl.SSLContext:
-    """The system's certificates and certifi's: a slim image may have none, and a company's own are in the system's."""
+    """The system's certificates and certifi's: a slim image may have none, and a company's own are in the system's.
+
+    They are read once in the life of a process.
+    """
     context = ssl.create_default_context()
     context.load_verify_locations(certifi.where())
     context.set_alpn_protocols(["http/1.1"])
