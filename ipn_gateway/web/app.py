@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from fastapi import FastAPI
+from fastapi import APIRouter, FastAPI
 from fastapi.middleware.cors import CORSMiddleware
 
 from ipn_gateway import __version__
@@ -34,6 +35,7 @@ from ipn_gateway.web.shield import REQUESTS_MAX, Shield
 
 if TYPE_CHECKING:
     from fastapi.routing import APIRoute
+    from starlette.routing import BaseRoute
     from starlette.types import ASGIApp
 
     from ipn_gateway.runtime import Runtime
@@ -89,15 +91,14 @@ def create_app(rt: Runtime) -> FastAPI:
     app.state.limiter = limits.Limiter(rt.settings.rate_limit_per_tenant, rt.clock)
     app.state.gauges = metrics.Gauges(rt)
     problems.install(app)
-    for router in ROUTERS:
-        app.include_router(router)
+    app.router.routes.extend(_routes())
     app.state.idempotency = Idempotency(
         rt.db,
         keyed.declared(app.routes),
         lease_seconds=rt.settings.idempotency_lease_seconds,
         retention_hours=rt.settings.idempotency_retention_hours,
     )
-    openapi.webhooks(app)
+    app.webhooks.routes.extend(openapi.webhooks())
     if rt.settings.cors_origins:
         app.add_middleware(
             CORSMiddleware,
@@ -107,6 +108,15 @@ def create_app(rt: Runtime) -> FastAPI:
             expose_headers=["Location", "Retry-After", "Idempotent-Replayed", *limits.HEADERS],
         )
     return app
+
+
+@cache
+def _routes() -> list[BaseRoute]:
+    """The routes, which all apps of a process share: a request finds the app that it came to. To build them is most of the work."""
+    router = APIRouter(generate_unique_id_function=_operation_id)
+    for part in ROUTERS:
+        router.include_router(part)
+    return router.routes
 
 
 def _operation_id(route: APIRoute) -> str:

@@ -4,6 +4,7 @@ What an operation promises about its keys stands beside it, as `x-idempotency` a
 """
 
 from collections.abc import Iterable, Sequence
+from functools import cache
 from typing import Any, Final
 
 from fastapi import APIRouter, FastAPI
@@ -181,13 +182,15 @@ def _parameter(key: dict[str, Any]) -> dict[str, Any]:
 # --- what is sent
 
 
-def webhooks(app: FastAPI) -> None:
-    """Declare what is sent to endpoints."""
-    router: APIRouter = app.webhooks
+@cache
+def webhooks() -> list[BaseRoute]:
+    """What is sent to endpoints, declared as routes are."""
+    router = APIRouter()
     for name in events.CATALOGUE:
         router.add_api_route(
             name, _subscriber(name), methods=["POST"], name=f"send_{name.replace('.', '_')}", status_code=204, tags=["webhooks"]
         )
+    return router.routes
 
 
 def _subscriber(name: str) -> Any:

@@ -44,6 +44,7 @@ def test_the_application_does_not_start_with_a_call_that_declares_nothing(rt: Ru
     router = APIRouter()
     router.add_api_route("/v1/things", lambda: None, methods=["POST"])
     monkeypatch.setattr(web_app, "ROUTERS", (*web_app.ROUTERS, router))
+    monkeypatch.setattr(web_app, "_routes", web_app._routes.__wrapped__)
 
     with pytest.raises(ConfigurationError, match="POST /v1/things"):
         web_app.create_app(rt)
