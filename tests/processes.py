@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import sys
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from decimal import Decimal
@@ -24,6 +23,7 @@ from ipn_gateway.simulator.serving import serving
 from ipn_gateway.simulator.sslcommerz import encode
 from ipn_gateway.simulator.subscriber import create_subscriber
 from ipn_gateway.vault import Vault
+from tests import forkserver
 from tests.world import PASSWORD, SOURCE, STORE, TENANT
 
 if TYPE_CHECKING:
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
     from fastapi import FastAPI
 
+STDERR = 2
 FORM = {"content-type": "application/x-www-form-urlencoded"}
 SHORT = {  # a crash is picked up after its lease, so leases are short here
     "IPN_PROVIDER_TIMEOUT_SECONDS": "1",
@@ -48,7 +49,7 @@ class Process:
     """A running gateway."""
 
     url: str
-    handle: asyncio.subprocess.Process
+    handle: forkserver.Process
 
     async def ended(self, *, seconds: float = 20) -> int:
         """Wait for its end; its return code."""
@@ -77,17 +78,8 @@ class Site:
     async def start(self, *, crash_at: str | None = None, roles: str = "web,inbox,dispatcher,maintenance") -> Process:
         """Start a gateway and wait until it listens."""
         crash = ["--crash-at", crash_at] if crash_at else []
-        handle = await asyncio.create_subprocess_exec(
-            sys.executable,
-            "-m",
-            "tests.gateway_process",
-            self.database_url,
-            "--roles",
-            roles,
-            *crash,
-            stdout=asyncio.subprocess.PIPE,
-            env=os.environ | self.environment,
-        )
+        given = (self.database_url, "--roles", roles, *crash)
+        handle = await forkserver.start("tests.gateway_process", *given, environment=os.environ | self.environment, errors=STDERR)
         assert handle.stdout is not None
         async with asyncio.timeout(30):
             line = await handle.stdout.readline()

@@ -7,10 +7,9 @@ import json
 import os
 import signal
 import sys
-from asyncio.subprocess import DEVNULL, PIPE, Process
+from asyncio.subprocess import DEVNULL, PIPE
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
@@ -22,11 +21,14 @@ from ipn_gateway import sources, tenants
 from ipn_gateway.cli import app
 from ipn_gateway.errors import GatewayError, ValidationFailed
 from ipn_gateway.vault import Vault
+from tests import forkserver
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
+    from pathlib import Path
 
     from ipn_gateway.db import Database
+    from tests.forkserver import Process
 
 COMMAND_SECONDS = 60
 
@@ -73,19 +75,17 @@ OURS = (sys.executable, "-m", "ipn_gateway")
 
 
 async def start(*arguments: str, **settings: str) -> Process:
-    """Start a command, of ours or by its path. A session of its own keeps the signals that a test sends from the test itself."""
-    return await asyncio.create_subprocess_exec(
-        *(() if Path(arguments[0]).is_absolute() else OURS),
-        *arguments,
-        stdin=DEVNULL,
-        stdout=PIPE,
-        stderr=PIPE,
-        env=os.environ | settings,
-        start_new_session=True,
-    )
+    """Start a command, in a process and a session of its own, ready to run: that `python` gets so far is shown by `run_by_path`."""
+    return await forkserver.start("ipn_gateway", *arguments, environment=os.environ | settings)
 
 
-async def ended(process: Process, *, seconds: float = COMMAND_SECONDS) -> Done:
+async def run_by_path(*words: str, **settings: str) -> Done:
+    """Run a program to its end, ours or another one, from its very beginning."""
+    process = await asyncio.create_subprocess_exec(*words, stdin=DEVNULL, stdout=PIPE, stderr=PIPE, env=os.environ | settings)
+    return await ended(process)
+
+
+async def ended(process: Process | asyncio.subprocess.Process, *, seconds: float = COMMAND_SECONDS) -> Done:
     """Wait for its end."""
     try:
         async with asyncio.timeout(seconds):

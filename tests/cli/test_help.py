@@ -33,7 +33,7 @@ COMMANDS = (
 
 async def test_every_command_is_listed():
     """The first help names every command, and where to begin."""
-    done = await command.run("--help")
+    done = await command.run_by_path(*command.OURS, "--help")
 
     assert done.code == 0
     assert {name.split()[0] for name in COMMANDS} <= set(done.out.split())
@@ -73,7 +73,7 @@ async def test_wrong_use_is_told_apart_from_failure(arguments: tuple[str, ...], 
 
 async def test_the_version_is_shown():
     """`--version` prints the version and nothing else."""
-    done = await command.run("--version")
+    done = await command.run_by_path(*command.OURS, "--version")
 
     assert done.code == 0
     assert done.out.count(".") == 2

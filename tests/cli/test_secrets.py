@@ -38,7 +38,7 @@ async def test_a_password_with_signs_survives_every_way_in(database_url: str, db
     shell = f'exec "{sys.executable}" -m ipn_gateway sources add by-variable --config "$SHOP_CONFIG" --json'
 
     from_file = await command.run("sources", "add", "by-file", "--config", f"@{file}", "--json", **environment)
-    from_variable = await command.run("/bin/sh", "-c", shell, **environment, SHOP_CONFIG=json.dumps(CONFIG))
+    from_variable = await command.run_by_path("/bin/sh", "-c", shell, **environment, SHOP_CONFIG=json.dumps(CONFIG))
     chosen = settings.load(database_url=SecretStr(database_url), secret_key=environment["IPN_SECRET_KEY"])
     async with runtime.opened(chosen, database_url) as rt:
         async with httpx.AsyncClient(transport=httpx.ASGITransport(app=create_app(rt)), base_url="http://gateway.test") as client:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import os
 import random
 import signal
-import sys
 from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,6 +19,7 @@ from ipn_gateway.attempts import Attempt
 from ipn_gateway.db import Database
 from ipn_gateway.faults import Faults
 from ipn_gateway.transport import Outcome
+from tests import forkserver
 from tests.dispatching import KEY, Hanging, Subscribers, dispatching, received
 from tests.loopback import OK, says, serving
 from tests.make import TENANT, ago, ahead
@@ -311,11 +312,9 @@ async def die() -> None:
 
 
 @contextlib.asynccontextmanager
-async def process(url: str) -> AsyncIterator[asyncio.subprocess.Process]:
+async def process(url: str) -> AsyncIterator[forkserver.Process]:
     """A dispatcher in a process of its own, which makes one pass."""
-    started = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "tests.dispatching", url, KEY, cwd=ROOT, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.DEVNULL
-    )
+    started = await forkserver.start("tests.dispatching", url, KEY, environment=os.environ)
     try:
         yield started
     finally:

@@ -24,7 +24,8 @@ def left_in(directory: Path) -> list[Path]:
 
 async def test_the_demo_checks_itself_and_leaves_nothing_behind(tmp_path: Path):
     """Five payments, each once, through repeats, forgeries and a loss; it ends by itself, whatever IPN_DATABASE_URL says."""
-    done = await command.run("demo", "--payments", "5", "--json", TMPDIR=str(tmp_path), IPN_DATABASE_URL="postgresql://nowhere.invalid/")
+    asked = (*command.OURS, "demo", "--payments", "5", "--json")
+    done = await command.run_by_path(*asked, TMPDIR=str(tmp_path), IPN_DATABASE_URL="postgresql://nowhere.invalid/")
 
     summary = done.json
 

@@ -6,11 +6,11 @@ import asyncio
 import os
 import re
 import shlex
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ipn_gateway import postgres
+from tests import forkserver
 from tests.cli import command
 
 if TYPE_CHECKING:
@@ -20,6 +20,7 @@ ROOT = Path(__file__).parents[2]
 GATEWAY, SIMULATOR = "http://127.0.0.1:8000", "http://127.0.0.1:8100"
 """Where pages say that the two listen; a test puts its own addresses there."""
 PAGE_SECONDS = 90
+OURS = {"ipn-gateway": "ipn_gateway", "curl": "tests.docs.curl", "psql": "tests.docs.psql"}
 
 
 def blocks(text: str, language: str) -> list[str]:
@@ -35,17 +36,14 @@ def section(text: str, title: str) -> str:
 
 def shims(directory: Path) -> Path:
     """A folder for PATH with the commands that pages call. curl and psql are stand-ins, so that Python alone is needed."""
-    here, programs = Path(__file__).parent, postgres._programs()
-    called = {
-        "ipn-gateway": [sys.executable, "-m", "ipn_gateway"],
-        "curl": [sys.executable, str(here / "curl.py")],
-        "psql": [sys.executable, str(here / "psql.py")],
-        **{name: [str(programs / name)] for name in ("pg_dump", "pg_restore")},
+    programs = postgres._programs()
+    called = {name: forkserver.shim(module) for name, module in OURS.items()} | {
+        name: f'#!/bin/sh\nexec {shlex.quote(str(programs / name))} "$@"\n' for name in ("pg_dump", "pg_restore")
     }
     directory.mkdir()
-    for name, words in called.items():
+    for name, script in called.items():
         shim = directory / name
-        shim.write_text(f'#!/bin/sh\nexec {shlex.join(words)} "$@"\n')
+        shim.write_text(script)
         shim.chmod(0o755)
     return directory
 
@@ -55,7 +53,7 @@ async def run(text: str, folder: Path, settings: Mapping[str, str], addresses: M
     script = "set -eu\n" + "".join(blocks(text, "sh runnable"))
     for written, real in addresses.items():
         script = script.replace(written, real)
-    path = f"{shims(folder / 'bin')}{os.pathsep}{os.environ['PATH']}"
+    path = f"{await asyncio.to_thread(shims, folder / 'bin')}{os.pathsep}{os.environ['PATH']}"
     (folder / "docs").symlink_to(ROOT / "docs")
     shell = await asyncio.create_subprocess_exec(
         *("sh", "-c", script),
