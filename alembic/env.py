@@ -6,12 +6,12 @@ from alembic import context
 from sqlalchemy import Connection, create_engine, pool
 from sqlmodel import SQLModel
 
-from ipn_gateway import models
+from ipn_gateway import models, retention  # noqa: F401 - the tables register themselves
 
 
 def include_object(_item: Any, name: str | None, kind: str, _reflected: object, _compare_to: object) -> bool:
     """Partitions are made by the service, month by month, and are no part of the models."""
-    return not (kind == "table" and any((name or "").startswith(f"{table}_2") for table in models.PARTITIONED))
+    return not (kind == "table" and any((name or "").startswith(f"{table}_2") for table in retention.PARTITIONED))
 
 
 def run() -> None:

@@ -202,8 +202,8 @@ def _replay_many(  # noqa: PLR0917
     as_json: bool,
 ) -> None:
     from ipn_gateway import objects, replays
-    from ipn_gateway.models import DeliveryOutcome
     from ipn_gateway.sources import Sources
+    from ipn_gateway.states import DeliveryOutcome
 
     if source is None or outcome not in set(DeliveryOutcome):
         raise typer.BadParameter(f"give --source and one outcome of {', '.join(DeliveryOutcome)}.", param_hint="--outcome")

@@ -18,8 +18,8 @@ import psycopg
 
 from ipn_gateway import endpoint_health, ordering
 from ipn_gateway.errors import GatewayError, LeaseLost
-from ipn_gateway.models import EventDeliveryStatus, Trigger
 from ipn_gateway.schedule import next_wait
+from ipn_gateway.states import EventDeliveryStatus, Trigger
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

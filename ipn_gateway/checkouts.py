@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 from ipn_gateway import logs, objects, orders
 from ipn_gateway.errors import NotFound, Overloaded, StateConflict
-from ipn_gateway.models import UNPAID
 from ipn_gateway.operations import STARTED, Advance, Downstream, Finished, Operation, Phase, Retry
 from ipn_gateway.providers.base import Declined, NoOutcome, SessionRequest
+from ipn_gateway.states import UNPAID
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -277,7 +277,7 @@ def list_deliveries(
 ) -> None:
     """List what providers posted, and what became of it."""
     from ipn_gateway import objects, paging, views
-    from ipn_gateway.models import DeliveryOutcome
+    from ipn_gateway.states import DeliveryOutcome
 
     if outcome is not None and outcome not in set(DeliveryOutcome):
         raise typer.BadParameter(f"give one of {', '.join(DeliveryOutcome)}.", param_hint="--outcome")

@@ -13,8 +13,8 @@ from decimal import Decimal
 from typing import TYPE_CHECKING, Any, Final
 from uuid import UUID  # noqa: TC003
 
-from ipn_gateway.models import DeliveryOutcome, OrderStatus
 from ipn_gateway.providers.base import NEGATIVE, Confirmed, Effect
+from ipn_gateway.states import DeliveryOutcome, OrderStatus
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

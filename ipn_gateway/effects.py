@@ -23,9 +23,9 @@ from ipn_gateway import decisions, events, ids, logs, orders, outbox, outcomes
 from ipn_gateway.db import lost, refuse_silent_rollback
 from ipn_gateway.decisions import Booked, Change, LockedOrder, Nothing, SecondPayment
 from ipn_gateway.errors import ConfigurationError, GatewayError
-from ipn_gateway.models import DeliveryOutcome, OrderStatus
 from ipn_gateway.outcomes import Claimed, Ending
 from ipn_gateway.providers.base import NEGATIVE, Confirmed, Effect
+from ipn_gateway.states import DeliveryOutcome, OrderStatus
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping

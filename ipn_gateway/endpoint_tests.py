@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Final
 from ipn_gateway import audit, diagnosis, events, ids, logs, objects, outbox, samples, signing, views
 from ipn_gateway.errors import NotFound, RateLimited, StateConflict
 from ipn_gateway.guard import Seen
-from ipn_gateway.models import EventDeliveryStatus, Trigger
 from ipn_gateway.operations import Downstream, Operation
+from ipn_gateway.states import EventDeliveryStatus, Trigger
 from ipn_gateway.transport import DeliveryRequest
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from ipn_gateway import ids, logs, signing
 from ipn_gateway.attempts import Attempt, Recorded, Recorder, decide
 from ipn_gateway.errors import LeaseLost
 from ipn_gateway.event_claims import IN_FLIGHT_PER_TENANT, Claimed, claim, give_back
-from ipn_gateway.models import EventDeliveryStatus
+from ipn_gateway.states import EventDeliveryStatus
 from ipn_gateway.transport import DeliveryRequest, Outcome
 
 if TYPE_CHECKING:

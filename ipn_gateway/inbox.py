@@ -15,7 +15,6 @@ import psycopg
 from ipn_gateway import claims, effects, ids, logs, outbox, outcomes, source_states
 from ipn_gateway.effects import EffectFailed, Origin
 from ipn_gateway.errors import CommitUnknown, LeaseLost, Overloaded
-from ipn_gateway.models import DeliveryOutcome
 from ipn_gateway.outcomes import Claimed, Ending
 from ipn_gateway.providers.base import (
     NEGATIVE,
@@ -29,6 +28,7 @@ from ipn_gateway.providers.base import (
     Verdict,
 )
 from ipn_gateway.schedule import wait_of
+from ipn_gateway.states import DeliveryOutcome
 
 if TYPE_CHECKING:
     from collections.abc import Callable

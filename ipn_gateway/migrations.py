@@ -2,30 +2,29 @@
 
 A database of somebody else's, in which the Idempotency-Key layer works alone, gets its one table by `install_keys`.
 """
+# ruff: noqa: PLC0415 - Alembic and SQLAlchemy take a second to import, and nearly every process finds nothing to apply
 
 from __future__ import annotations
 
 import asyncio
+import re
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from alembic import command
-from alembic.config import Config
-from alembic.runtime.migration import MigrationContext
-from alembic.script import ScriptDirectory
-from sqlalchemy import Connection, create_engine, make_url, pool, text
-from sqlalchemy.dialects import postgresql
-from sqlalchemy.schema import CreateIndex, CreateTable
-from sqlmodel import SQLModel
-
-from ipn_gateway import logs, models, retention
+from ipn_gateway import logs, retention
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterable, Iterator
+
+    from alembic.config import Config
+    from sqlalchemy import Connection
 
     from ipn_gateway.db import Database
 
 _LOCK: Final = 0x69706E  # several processes may start at once; one migrates, the others wait and find nothing to do
+
+_NAMES: Final = re.compile(r'^(revision|down_revision) = "(\w+)"$', re.MULTILINE)
 
 _IPN_NOW: Final = """
 CREATE OR REPLACE FUNCTION ipn_now() RETURNS timestamptz LANGUAGE sql STABLE PARALLEL SAFE
@@ -39,24 +38,45 @@ def scripts() -> Path:
     return packaged if packaged.is_dir() else Path(__file__).parents[1] / "alembic"
 
 
+@cache
+def revisions() -> tuple[str, ...]:
+    """Every revision of this version, oldest first, as the scripts name them. They follow each other in one line."""
+    named = [dict(_NAMES.findall(script.read_text(encoding="utf-8"))) for script in (scripts() / "versions").glob("*.py")]
+    next_of = {names.get("down_revision"): names["revision"] for names in named}
+    line = []
+    newest = None
+    while newest := next_of.get(newest):
+        line.append(newest)
+    return tuple(line)
+
+
 def config() -> Config:
     """Alembic's configuration, for our scripts."""
+    from alembic.config import Config
+
     made = Config()
     made.set_main_option("script_location", str(scripts()).replace("%", "%%"))
     return made
 
 
-async def pending(url: str) -> list[str]:
+async def applied(db: Database) -> list[str]:
+    """The newest revision that the database has; none in an empty one."""
+    async with db.autocommit("migrations.applied") as tx:
+        if await tx.value("SELECT to_regclass('alembic_version')") is None:
+            return []
+        return [row["version_num"] for row in await tx.all(dict, "SELECT version_num FROM alembic_version")]
+
+
+async def pending(db: Database) -> list[str]:
     """The revisions that the database lacks, oldest first; none where a newer version has migrated it."""
-    return await asyncio.to_thread(_with_connection, url, _pending)
+    return _lacking(await applied(db))
 
 
-async def migrate(url: str, db: Database | None = None) -> list[str]:
-    """Apply what is pending, and make the partitions ahead when `db` is given; the revisions that were applied."""
-    applied = await asyncio.to_thread(_with_connection, url, _upgrade)
-    if db is not None:
-        await retention.ensure_partitions(db)
-    return applied
+async def migrate(url: str, db: Database) -> list[str]:
+    """Apply what is pending, and make the partitions ahead; the revisions that were applied."""
+    done = await asyncio.to_thread(_upgrade, url) if await pending(db) else []
+    await retention.ensure_partitions(db)
+    return done
 
 
 async def install_keys(db: Database) -> bool:
@@ -74,6 +94,12 @@ async def install_keys(db: Database) -> bool:
 
 
 def _key_store() -> Iterator[str]:
+    from sqlalchemy.dialects import postgresql
+    from sqlalchemy.schema import CreateIndex, CreateTable
+    from sqlmodel import SQLModel
+
+    from ipn_gateway import models
+
     table = SQLModel.metadata.tables[str(models.IdempotencyKey.__tablename__)]
     dialect = postgresql.dialect()  # type: ignore[no-untyped-call]  # SQLAlchemy has no types there
     yield _IPN_NOW
@@ -82,35 +108,37 @@ def _key_store() -> Iterator[str]:
         yield str(CreateIndex(index).compile(dialect=dialect))
 
 
-def _pending(connection: Connection) -> list[str]:
-    current = MigrationContext.configure(connection).get_current_heads()
-    directory = ScriptDirectory.from_config(config())
-    ours = [revision.revision for revision in reversed(list(directory.walk_revisions()))]
+def _lacking(current: Iterable[str]) -> list[str]:
+    ours = revisions()
     if newer := set(current) - set(ours):
         logs.get("migrations").warning("schema.newer", revisions=sorted(newer))  # as in the middle of an upgrade: migrations only add
         return []
-    known = {revision.revision for head in current for revision in directory.iterate_revisions(head, "base")}
-    return [revision for revision in ours if revision not in known]
+    return list(ours[max((ours.index(revision) + 1 for revision in current), default=0) :])
 
 
-def _upgrade(connection: Connection) -> list[str]:
+def _upgrade(url: str) -> list[str]:
+    from sqlalchemy import create_engine, make_url, pool
+
+    engine = create_engine(make_url(url).set(drivername="postgresql+psycopg"), poolclass=pool.NullPool)
+    try:
+        with engine.connect() as connection:
+            return _upgrade_alone(connection)
+    finally:
+        engine.dispose()
+
+
+def _upgrade_alone(connection: Connection) -> list[str]:
+    from alembic import command
+    from alembic.runtime.migration import MigrationContext
+    from sqlalchemy import text
+
     connection.execute(text(f"SELECT pg_advisory_lock({_LOCK})"))
-    waiting = _pending(connection)
+    waiting = _lacking(MigrationContext.configure(connection).get_current_heads())
     if waiting:
         made = config()
         made.attributes["connection"] = connection
         command.upgrade(made, "head")
         connection.commit()
     connection.execute(text(f"SELECT pg_advisory_unlock({_LOCK})"))
+    connection.commit()
     return waiting
-
-
-def _with_connection(url: str, work: Callable[[Connection], list[str]]) -> list[str]:
-    engine = create_engine(make_url(url).set(drivername="postgresql+psycopg"), poolclass=pool.NullPool)
-    try:
-        with engine.connect() as connection:
-            result = work(connection)
-            connection.commit()
-            return result
-    finally:
-        engine.dispose()

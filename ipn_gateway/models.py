@@ -9,7 +9,7 @@ them, so that old partitions can be dropped; what must last is in tables that ar
 from datetime import datetime
 from decimal import Decimal
 from enum import StrEnum
-from typing import Any, Final
+from typing import Any
 from uuid import UUID
 
 from sqlalchemy import (
@@ -29,7 +29,7 @@ from sqlalchemy.dialects.postgresql import ARRAY, JSONB
 from sqlalchemy.types import UserDefinedType
 from sqlmodel import Field, SQLModel
 
-PARTITIONED: Final = ("notification_deliveries", "delivery_attempts")
+from ipn_gateway.states import DeliveryOutcome, EventDeliveryStatus, InboxState, OrderStatus, Trigger
 
 
 class XID8(UserDefinedType[int]):
@@ -40,66 +40,6 @@ class XID8(UserDefinedType[int]):
     def get_col_spec(self, **_: Any) -> str:
         """The type's name in SQL."""
         return "xid8"
-
-
-class OrderStatus(StrEnum):
-    """pending → paid | paid_on_hold | failed | cancelled | expired; paid_on_hold → paid; both → partially_refunded → refunded."""
-
-    PENDING = "pending"
-    FAILED = "failed"
-    CANCELLED = "cancelled"
-    EXPIRED = "expired"
-    PAID_ON_HOLD = "paid_on_hold"
-    PAID = "paid"
-    PARTIALLY_REFUNDED = "partially_refunded"
-    REFUNDED = "refunded"
-
-
-UNPAID: Final = (OrderStatus.PENDING, OrderStatus.FAILED, OrderStatus.CANCELLED, OrderStatus.EXPIRED)
-
-
-class DeliveryOutcome(StrEnum):
-    """What a notification delivery ended as; `received` until it is decided."""
-
-    RECEIVED = "received"
-    APPLIED = "applied"
-    DUPLICATE = "duplicate"
-    CONFLICT = "conflict"
-    STALE = "stale"
-    REJECTED = "rejected"
-    HELD = "held"
-    PARKED = "parked"
-    MALFORMED = "malformed"
-    DEAD = "dead"
-
-
-class InboxState(StrEnum):
-    """Open work: `received` and `parked` become due by time, the others wait for a person."""
-
-    RECEIVED = "received"
-    PARKED = "parked"
-    HELD = "held"
-    CONFLICT = "conflict"
-    DEAD = "dead"
-
-
-class EventDeliveryStatus(StrEnum):
-    """The obligation to bring one event to one endpoint."""
-
-    PENDING = "pending"
-    DELIVERED = "delivered"
-    DEAD = "dead"
-    CANCELLED = "cancelled"
-
-
-class Trigger(StrEnum):
-    """Why an attempt was made."""
-
-    INITIAL = "initial"
-    RETRY = "retry"
-    REDELIVERY = "redelivery"
-    RECOVERY = "recovery"
-    TEST = "test"
 
 
 def _one_of(column: str, values: type[StrEnum] | tuple[str, ...], name: str) -> CheckConstraint:

@@ -18,8 +18,8 @@ from psycopg.types.json import Jsonb
 from ipn_gateway import ids, logs
 from ipn_gateway.db import INTAKE_SECONDS_MAX
 from ipn_gateway.errors import GatewayError, MalformedNotification, SignatureInvalid, UnsupportedMediaType
-from ipn_gateway.models import UNPAID
 from ipn_gateway.providers.base import Assertion, Effect, InboundRequest, Malformed, Proof
+from ipn_gateway.states import UNPAID
 
 if TYPE_CHECKING:
     from collections.abc import Hashable

@@ -5,7 +5,7 @@ from typing import Annotated, Any, Generic, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, PlainSerializer, WithJsonSchema
 
-from ipn_gateway.models import DeliveryOutcome, EventDeliveryStatus, OrderStatus, Trigger
+from ipn_gateway.states import DeliveryOutcome, EventDeliveryStatus, OrderStatus, Trigger
 
 T = TypeVar("T")
 

@@ -13,8 +13,8 @@ from psycopg.types.json import Jsonb
 from ipn_gateway import audit, ids, logs, outbox
 from ipn_gateway.decisions import LockedOrder
 from ipn_gateway.errors import NotFound, OrderExists, StateConflict
-from ipn_gateway.models import UNPAID, OrderStatus
 from ipn_gateway.operations import Downstream, Operation
+from ipn_gateway.states import UNPAID, OrderStatus
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

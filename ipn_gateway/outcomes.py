@@ -10,7 +10,7 @@ from psycopg.types.json import Jsonb
 
 from ipn_gateway import audit, confirmations, events, ids, logs, money
 from ipn_gateway.errors import LeaseLost
-from ipn_gateway.models import DeliveryOutcome, InboxState
+from ipn_gateway.states import DeliveryOutcome, InboxState
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

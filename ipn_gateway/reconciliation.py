@@ -15,8 +15,8 @@ import psycopg
 from ipn_gateway import audit, claims, effects, ids, logs, orders, outbox, outcomes, source_states
 from ipn_gateway.effects import EffectFailed, Origin
 from ipn_gateway.errors import LeaseLost, Overloaded
-from ipn_gateway.models import UNPAID, OrderStatus
 from ipn_gateway.providers.base import Confirmed, Unknown
+from ipn_gateway.states import UNPAID, OrderStatus
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -11,8 +11,8 @@ from uuid import UUID  # noqa: TC003 - field of a row
 
 from ipn_gateway import audit, ids, logs
 from ipn_gateway.errors import NotFound, StateConflict
-from ipn_gateway.models import EventDeliveryStatus
 from ipn_gateway.operations import Downstream, Operation
+from ipn_gateway.states import EventDeliveryStatus
 
 if TYPE_CHECKING:
     from ipn_gateway.clock import Clock

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Final
 from uuid import UUID  # noqa: TC003
 
 from ipn_gateway import ids, logs, outbox
-from ipn_gateway.models import OrderStatus
 from ipn_gateway.providers.base import RefundRequest
+from ipn_gateway.states import OrderStatus
 
 if TYPE_CHECKING:
     from ipn_gateway.clock import Clock

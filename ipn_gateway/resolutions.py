@@ -17,9 +17,9 @@ from ipn_gateway import audit, confirmations, decisions, effects, ids, logs, mon
 from ipn_gateway.decisions import Change
 from ipn_gateway.effects import BookedBefore, EffectFailed, Origin
 from ipn_gateway.errors import NotFound, StateConflict
-from ipn_gateway.models import DeliveryOutcome
 from ipn_gateway.operations import Downstream, Operation
 from ipn_gateway.providers.base import NEGATIVE, Confirmed, Effect
+from ipn_gateway.states import DeliveryOutcome
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -14,11 +14,11 @@ from uuid import UUID
 from psycopg import errors as pg
 
 from ipn_gateway import logs
-from ipn_gateway.models import PARTITIONED
 
 if TYPE_CHECKING:
     from ipn_gateway.db import Database, Transaction
 
+PARTITIONED: Final = ("notification_deliveries", "delivery_attempts")
 MONTHS_AHEAD: Final = 3
 DAYS_AHEAD_MIN: Final = 7
 

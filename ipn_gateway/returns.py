@@ -15,7 +15,7 @@ import psycopg
 
 from ipn_gateway import logs
 from ipn_gateway.errors import Overloaded
-from ipn_gateway.models import UNPAID, OrderStatus
+from ipn_gateway.states import UNPAID, OrderStatus
 
 if TYPE_CHECKING:
     from uuid import UUID

@@ -77,7 +77,7 @@ async def prepare(url: str, settings: Settings, db: Database, *, migrate: bool) 
     if settings.database_url is None or migrate:
         await migrations.migrate(url, db)
         return
-    if waiting := await migrations.pending(url):
+    if waiting := await migrations.pending(db):
         raise ConfigurationError(
             f"The database lacks {len(waiting)} migration(s), from {waiting[0]} on: run `ipn-gateway migrate`, or serve with --migrate."
         )

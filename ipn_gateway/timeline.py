@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from ipn_gateway import ids, money, objects
 from ipn_gateway.errors import NotFound
-from ipn_gateway.models import DeliveryOutcome
 from ipn_gateway.paging import Column, Listing, moment, plain
+from ipn_gateway.states import DeliveryOutcome
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

@@ -9,10 +9,10 @@ from starlette.routing import BaseRoute
 
 from ipn_gateway import attempts, endpoint_health, events, guard, idempotency_keys, receiver, schedule, signing
 from ipn_gateway.errors import RateLimited
-from ipn_gateway.models import DeliveryOutcome
 from ipn_gateway.operations import REPLAYED_HEADER
 from ipn_gateway.providers import discovered
 from ipn_gateway.settings import Settings
+from ipn_gateway.states import DeliveryOutcome
 from ipn_gateway.web import publication, schemas
 from ipn_gateway.web.deps import BODY_BYTES_MAX, RuntimeDep, open_to_all
 from ipn_gateway.web.limits import HEADERS

@@ -13,9 +13,9 @@ from ipn_gateway import custom_events, ids, objects, pull, redeliveries, replays
 from ipn_gateway.db import Transaction
 from ipn_gateway.errors import NotFound, ValidationFailed
 from ipn_gateway.events import is_type
-from ipn_gateway.models import DeliveryOutcome, EventDeliveryStatus
 from ipn_gateway.operations import STARTED, Finished, Phase, Work
 from ipn_gateway.paging import CURSOR_LENGTH_MAX, LIMIT_DEFAULT, LIMIT_MAX
+from ipn_gateway.states import DeliveryOutcome, EventDeliveryStatus
 from ipn_gateway.tenants import Principal
 from ipn_gateway.web import bodies, keyed, schemas
 from ipn_gateway.web.deps import Cashier, Reader, RuntimeDep, Since, Text, Until, WantedDep, Writer

@@ -2,15 +2,12 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from functools import cache
 from typing import Any, Final
 
 import psycopg
-from alembic.script import ScriptDirectory
 from fastapi import APIRouter, Depends, Response
 
 from ipn_gateway import migrations, retention
-from ipn_gateway.db import Database
 from ipn_gateway.errors import GatewayError
 from ipn_gateway.runtime import Runtime
 from ipn_gateway.web.deps import RuntimeDep, open_to_all
@@ -57,21 +54,10 @@ async def _database(rt: Runtime) -> Finding:
 
 async def _migrations(rt: Runtime) -> Finding:
     """A database that is newer than this program is no hindrance: an upgrade rolls over one process after the other."""
-    applied, known = await _applied(rt.db), await asyncio.to_thread(_revisions)
-    head = known[0]
+    applied, known = await migrations.applied(rt.db), migrations.revisions()
+    head = known[-1]
     behind = not applied or any(revision in known and revision != head for revision in applied)
     return {"ok": not behind, "head": head} | ({"reason": "Migrations are pending: run `ipn-gateway migrate`."} if behind else {})
-
-
-async def _applied(db: Database) -> list[str]:
-    async with db.autocommit("health.migrations") as tx:
-        rows = await tx.all(dict, "SELECT version_num FROM alembic_version")
-    return [row["version_num"] for row in rows]
-
-
-@cache
-def _revisions() -> list[str]:
-    return [script.revision for script in ScriptDirectory.from_config(migrations.config()).walk_revisions()]
 
 
 async def _partitions(rt: Runtime) -> Finding:

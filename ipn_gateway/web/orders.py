@@ -9,9 +9,9 @@ from fastapi import APIRouter, Query, Request, Response
 from ipn_gateway import ids, objects, orders, timeline, validation, views
 from ipn_gateway.db import Transaction
 from ipn_gateway.errors import NotFound, StateConflict
-from ipn_gateway.models import OrderStatus
 from ipn_gateway.operations import Finished
 from ipn_gateway.sources import SourceAccount
+from ipn_gateway.states import OrderStatus
 from ipn_gateway.web import bodies, keyed, schemas
 from ipn_gateway.web.deps import Cashier, OrderReader, RuntimeDep, Since, Text, WantedDep
 from ipn_gateway.web.keyed import KeyedCall

@@ -17,7 +17,7 @@ from fastapi.routing import APIRoute
 
 from ipn_gateway import ids, logs, notifications, reconciliation, returns
 from ipn_gateway.errors import MethodNotAllowed, NotFound, PayloadTooLarge
-from ipn_gateway.models import OrderStatus
+from ipn_gateway.states import OrderStatus
 from ipn_gateway.web import pages, problems
 from ipn_gateway.web.deps import BODY_BYTES_MAX, client_address, runtime
 from ipn_gateway.web.listener import account_of, inbound, whole_body

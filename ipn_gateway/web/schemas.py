@@ -11,8 +11,8 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 
 from ipn_gateway import events, money, resolutions, sources, validation
 from ipn_gateway.endpoints import MAX_IN_FLIGHT_DEFAULT, OVERLAP_SECONDS_DEFAULT, OVERLAP_SECONDS_MAX
-from ipn_gateway.models import DeliveryOutcome
 from ipn_gateway.operations import is_stored
+from ipn_gateway.states import DeliveryOutcome
 from ipn_gateway.web.deps import Moment
 
 METADATA_BYTES_MAX: Final = 16 * 1024

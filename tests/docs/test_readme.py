@@ -13,7 +13,7 @@ import pytest
 from standardwebhooks import Webhook
 
 from ipn_gateway.clock import Clock
-from ipn_gateway.models import DeliveryOutcome, OrderStatus
+from ipn_gateway.states import DeliveryOutcome, OrderStatus
 from tests.cli import command
 from tests.docs import pages
 

@@ -16,8 +16,8 @@ import typer
 
 from docs import generate
 from ipn_gateway import cli, decisions
-from ipn_gateway.models import DeliveryOutcome, EventDeliveryStatus, OrderStatus
 from ipn_gateway.providers.base import Confirmed, Effect
+from ipn_gateway.states import DeliveryOutcome, EventDeliveryStatus, OrderStatus
 from tests.docs import pages
 
 DOCS = Path(__file__).parents[2] / "docs"

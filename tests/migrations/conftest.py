@@ -9,10 +9,13 @@ import pytest
 import sqlalchemy
 from sqlalchemy.dialects.postgresql.base import ischema_names
 
+from ipn_gateway.clock import Clock
+from ipn_gateway.db import Database
+from ipn_gateway.faults import Faults
 from ipn_gateway.models import XID8
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import AsyncIterator, Callable, Iterator
     from contextlib import AbstractContextManager
 
     from tests.conftest import Server
@@ -28,6 +31,13 @@ def empty_database_url(server: Server) -> Iterator[str]:
     """The URL of a database with nothing in it."""
     with server.database() as url:
         yield url
+
+
+@pytest.fixture
+async def foreign(empty_database_url: str) -> AsyncIterator[Database]:
+    """A database with nothing of ours in it."""
+    async with Database(empty_database_url, clock=Clock(), faults=Faults()) as db:
+        yield db
 
 
 @pytest.fixture

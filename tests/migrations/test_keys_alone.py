@@ -14,16 +14,7 @@ from ipn_gateway.faults import Faults
 from tests.migrations.test_schema import CATALOGUE, catalogue
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-
     from sqlalchemy import Connection
-
-
-@pytest.fixture
-async def foreign(empty_database_url: str) -> AsyncIterator[Database]:
-    """A database with nothing of ours in it."""
-    async with Database(empty_database_url, clock=Clock(), faults=Faults()) as db:
-        yield db
 
 
 def of_the_table(connection: Connection, kind: str) -> list[tuple[object, ...]]:

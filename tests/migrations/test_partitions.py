@@ -15,7 +15,7 @@ from ipn_gateway import ids, retention
 from ipn_gateway.clock import Clock
 from ipn_gateway.db import Database
 from ipn_gateway.faults import Faults
-from ipn_gateway.models import PARTITIONED
+from ipn_gateway.retention import PARTITIONED
 
 
 async def attached(db: Database) -> dict[str, list[str]]:

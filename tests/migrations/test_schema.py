@@ -9,7 +9,7 @@ from alembic import command
 from alembic.script import ScriptDirectory
 from sqlmodel import SQLModel
 
-from ipn_gateway import migrations, models
+from ipn_gateway import migrations, retention
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection
@@ -67,15 +67,16 @@ def test_alembic_finds_nothing_to_do(database_url, connect):
 
 
 def test_there_is_one_head():
-    """Migrations follow each other in one line, so that every database takes the same way."""
+    """Migrations follow each other in one line, so that every database takes the same way; it is read without Alembic too."""
     scripts = ScriptDirectory.from_config(migrations.config())
     revisions = list(scripts.walk_revisions())
 
     assert len(scripts.get_heads()) == 1
     assert all(not revision.is_merge_point and not revision.is_branch_point for revision in revisions)
+    assert migrations.revisions() == tuple(revision.revision for revision in reversed(revisions))
 
 
-async def test_down_and_up_again(database_url, connect):
+async def test_down_and_up_again(database_url, db, connect):
     """Every migration can be taken back: nothing of ours is left at the bottom, and the way up leads to the same schema."""
     with connect(database_url) as migrated:
         before = {kind: catalogue(migrated, kind) for kind in CATALOGUE}
@@ -86,24 +87,24 @@ async def test_down_and_up_again(database_url, connect):
         )
         assert left.all() == []
 
-    applied = await migrations.migrate(database_url)
+    applied = await migrations.migrate(database_url, db)
 
-    assert applied == [revision.revision for revision in reversed(list(ScriptDirectory.from_config(migrations.config()).walk_revisions()))]
+    assert tuple(applied) == migrations.revisions()
     with connect(database_url) as migrated:
         assert {kind: catalogue(migrated, kind) for kind in CATALOGUE} == before
 
 
-async def test_what_is_pending_is_known_before_it_is_applied(empty_database_url):
+async def test_what_is_pending_is_known_before_it_is_applied(empty_database_url, foreign):
     """An empty database lacks every revision; a migrated one lacks none, and migrating it again does nothing."""
-    pending = await migrations.pending(empty_database_url)
+    pending = await migrations.pending(foreign)
 
     assert pending
-    assert await migrations.migrate(empty_database_url) == pending
-    assert await migrations.pending(empty_database_url) == []
-    assert await migrations.migrate(empty_database_url) == []
+    assert await migrations.migrate(empty_database_url, foreign) == pending
+    assert await migrations.pending(foreign) == []
+    assert await migrations.migrate(empty_database_url, foreign) == []
 
 
-async def test_secrets_from_before_key_pairs_are_kept(empty_database_url, connect):
+async def test_secrets_from_before_key_pairs_are_kept(empty_database_url, foreign, connect):
     """An installation with endpoints migrates; what is there has no key pair, and processes of the version before can still insert."""
     row = """INSERT INTO endpoint_secrets (tenant_id, id, endpoint_id, ciphertext)
              SELECT tenant_id, gen_random_uuid(), id, 'sealed' FROM endpoints"""
@@ -115,7 +116,7 @@ async def test_secrets_from_before_key_pairs_are_kept(empty_database_url, connec
         )
         before.exec_driver_sql(row)
 
-    await migrations.migrate(empty_database_url)
+    await migrations.migrate(empty_database_url, foreign)
 
     with connect(empty_database_url) as after:
         after.exec_driver_sql(row)
@@ -130,7 +131,7 @@ def test_hot_tables_leave_room_on_their_pages(database_url, connect):
         roomy = {name for (name,) in rows}
 
     assert roomy >= {"inbox", "event_deliveries", "sweeps", "order_slots"}
-    assert not roomy & set(models.PARTITIONED)
+    assert not roomy & set(retention.PARTITIONED)
 
 
 @pytest.mark.case("S97")
@@ -142,7 +143,7 @@ def test_what_is_unique_for_ever_is_in_tables_that_are_never_pruned(database_url
         partitioned = {table for table, _ in catalogue(migrated, "partitioning")}
         unique = {name: definition for name, kind, definition in catalogue(migrated, "constraints") if kind in {"p", "u"}}
 
-    assert partitioned == set(models.PARTITIONED)
+    assert partitioned == set(retention.PARTITIONED)
     assert not referring & partitioned
     assert unique["processed_notifications.processed_notifications_pkey"] == "PRIMARY KEY (tenant_id, source_id, operation_id, effect)"
     assert unique["orders.orders_pkey"] == "PRIMARY KEY (tenant_id, order_id)"
@@ -154,7 +155,7 @@ async def test_a_schema_of_a_newer_version_stops_nobody(database_url: str, db: D
     async with db.transaction("test.newer") as tx:
         await tx.execute("UPDATE alembic_version SET version_num = '9999'")
 
-    assert await migrations.pending(database_url) == []
-    assert await migrations.migrate(database_url) == []
+    assert await migrations.pending(db) == []
+    assert await migrations.migrate(database_url, db) == []
     async with db.autocommit("test.read") as tx:
         assert await tx.value("SELECT version_num FROM alembic_version") == "9999"

@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ipn_gateway.decisions import RANK, Booked, Change, LockedOrder, Nothing, decide
-from ipn_gateway.models import DeliveryOutcome
 from ipn_gateway.providers.base import Confirmed, Effect
+from ipn_gateway.states import DeliveryOutcome
 
 NOW = datetime(2026, 3, 1, 12, 0, tzinfo=UTC)
 AMOUNT = Decimal("1000.00")

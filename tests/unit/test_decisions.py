@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from ipn_gateway.decisions import RANK, Booked, Change, LockedOrder, Nothing, SecondPayment, decide
-from ipn_gateway.models import DeliveryOutcome, OrderStatus
 from ipn_gateway.providers.base import NEGATIVE, Confirmed, Effect
+from ipn_gateway.states import DeliveryOutcome, OrderStatus
 
 if TYPE_CHECKING:
     from ipn_gateway.decisions import Decision

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ipn_gateway.decisions import RANK, Booked, Change, LockedOrder, Nothing, decide, resolve
-from ipn_gateway.models import UNPAID, DeliveryOutcome, OrderStatus
 from ipn_gateway.providers.base import Confirmed, Effect
+from ipn_gateway.states import UNPAID, DeliveryOutcome, OrderStatus
 
 NOW = datetime(2026, 3, 1, 12, 0, tzinfo=UTC)
 ORDER = LockedOrder("acme", "ORD-1", "shop", "pending", None, Decimal(1000), "BDT", Decimal(), Decimal(), None, {}, 0, NOW)

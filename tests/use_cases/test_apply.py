@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from ipn_gateway import claims, ids, inbox, logs, orders
-from ipn_gateway.models import PARTITIONED
+from ipn_gateway.retention import PARTITIONED
 from ipn_gateway.slots import Slots
 from tests.world import SOURCE, STORE, TENANT
 

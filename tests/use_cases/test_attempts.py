@@ -13,7 +13,7 @@ import structlog
 from ipn_gateway import attempts, endpoints, ids, logs
 from ipn_gateway.attempts import After, Attempt, Recorder, decide
 from ipn_gateway.errors import LeaseLost, Overloaded
-from ipn_gateway.models import EventDeliveryStatus
+from ipn_gateway.states import EventDeliveryStatus
 from ipn_gateway.transport import Outcome
 from tests.dispatching import Hanging, Subscribers, dispatching, received, refuses
 from tests.loopback import OK, says, serving

@@ -10,9 +10,9 @@ import pytest
 from psycopg import errors as pg
 
 from ipn_gateway import inbox, sources
-from ipn_gateway.models import DeliveryOutcome, InboxState
 from ipn_gateway.simulator.forgeries import FORGERIES
 from ipn_gateway.simulator.sslcommerz import encode
+from ipn_gateway.states import DeliveryOutcome, InboxState
 from tests.world import TENANT, shown
 
 if TYPE_CHECKING:
