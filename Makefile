@@ -10,7 +10,7 @@ PYTHON := $(shell for candidate in $(PYTHON) python3 python3.14 python3.13 pytho
 	"$$candidate" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo "$$candidate" && break; done)
 
 ARGS :=
-JOBS := 2
+JOBS := 3
 PYTEST := $(BIN)/pytest --numprocesses $(JOBS) --dist worksteal --durations 15
 # Where SQL runs: once more on the oldest PostgreSQL that is promised. Without what is about the embedded one, and without what kills
 # processes or connections: those are minutes of the very statements that the others run.
