@@ -2,7 +2,7 @@
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo serve test test-outside check format docs coverage lock clean
+.PHONY: help demo serve bench test test-outside check format docs coverage lock clean
 
 BIN := .venv/bin
 UV := $(shell command -v uv)
@@ -26,6 +26,9 @@ demo: .venv/.installed ## Watch payments arrive twice, late and forged, and each
 
 serve: .venv/.installed ## Run the gateway on its embedded PostgreSQL
 	$(BIN)/ipn-gateway serve $(ARGS)
+
+bench: .venv/.installed ## Measure its speed by ratios, 40 minutes (ARGS=--quick: 5), and write bench.json
+	$(BIN)/ipn-gateway bench --json $(ARGS) > bench.json
 
 test: check ## Run the checks and every test that needs Python alone
 	$(PYTEST) $(ARGS)
@@ -57,7 +60,7 @@ coverage: .venv/.installed ## Run the tests of make test under branch coverage, 
 
 lock: ## Resolve requirements.lock again with uv (ARGS=--upgrade: to newer releases, none in its first week)
 	$(if $(UV),,$(error make lock needs uv: pip install uv))
-	$(UV) pip compile --quiet --universal --python-version 3.11 --extra dev --generate-hashes --no-emit-index-url --no-header --no-annotate \
+	$(UV) pip compile --quiet --universal --python-version 3.11 --extra bench --extra dev --generate-hashes --no-emit-index-url --no-header --no-annotate \
 		--exclude-newer "$$($(PYTHON) -c 'from datetime import *; print(date.today() - timedelta(days=7))')T00:00:00Z" \
 		$(ARGS) pyproject.toml --output-file requirements.lock
 

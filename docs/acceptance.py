@@ -1,4 +1,6 @@
-"""What has to hold, S1 to S142, and the tests that stand for each: found by their marks, `@pytest.mark.case("S24")`.
+"""What has to hold, S1 to S142, and public faults of others that must not happen here, B01 to B141, with the tests that stand for each.
+
+Tests are found by their marks, `@pytest.mark.case("S24", "B05")`.
 
 A mark may stand on a test, a class, one of its parameters, or as `pytestmark` on a whole file. A statement without a test is listed with
 its reason in a page of `docs/decisions/`.
@@ -176,15 +178,134 @@ STATEMENTS: Final = {
 }
 
 
+CASES: Final = {
+    # one notification twice
+    "B01": ("awesomemotive/easy-digital-downloads#6605", "Notification and browser return at the same instant pay once and are told once."),
+    "B03": ("PAYONE-GmbH/magento-2#279", "Two posts of one payment at once, in other words each, add its money once."),
+    "B05": ("academe/SagePay#38", "A repeat whose first answer was lost gets the same success, and changes nothing."),
+    "B08": ("gitlab.torproject.org/tpo/web/donate-neo!179", "One payment told through two channels is one credit, or waits for a person."),
+    # before the order, and beside the customer's return
+    "B09": ("duncanmcclean/statamic-cargo#190", "A notification that is earlier than its order waits, and pays when the order appears."),
+    "B11": ("conedevelopment/simplepay-gateway PR #103", "Whoever comes late with an old state changes no newer one."),
+    # out of order
+    "B14": ("kevupton/laravel-coinpayments#26", "An informative word is a success for its sender, and never undoes a payment."),
+    "B16": ("PayU-EMEA/openpayu_php#27", "In whatever order an order's words arrive, it ends the same."),
+    "B17": ("open-formulieren/open-forms#5942", "A payment after a failure under the same reference counts."),
+    # money
+    "B19": ("awesomemotive/easy-digital-downloads#2727", "A converted payment is compared in the currency of the order."),
+    "B21": ("restrictcontentpro/restrict-content-pro#1433", "An amount is the same number everywhere, and grouped nowhere."),
+    "B23": ("restrictcontentpro/restrict-content-pro#544", "Amounts are compared as numbers; what is finer than the currency is no match."),
+    "B25": ("nopSolutions/nopCommerce#1780", "An order cannot be finer than its currency."),
+    "B27": ("RubyMoney/money#831", "What is no plain number is malformed before anything is compared with it."),
+    # bytes
+    "B29": ("unacms.com/d/paypal-ipn-validation-fails-when-payer", "What is posted back for confirmation are the bytes that came."),
+    "B31": ("pallets/werkzeug#909", "A declared charset is honoured, and undecodable text harms nothing that is signed."),
+    "B33": ("paypal/ipn-code-samples PR #153", "Blank fields are part of what is signed, kept and posted back."),
+    "B35": ("python/cpython#87133", "Only an ampersand separates fields."),
+    "B37": ("nyaruka/goflow PR #1027", "A NUL in a notification is stored, shown marked, and no error."),
+    "B39": ("tj/node-querystring#84", "A field that comes twice is malformed, never guessed."),
+    # asking the provider
+    "B41": ("akeeba/akeebasubs#281", "An answer that is no answer is no verdict: asked again, and paid in the end."),
+    "B43": ("mollie/Magento PR #108", "A question that timed out is asked again by us; no second notification is needed."),
+    "B46": (
+        "strangerstudios/paid-memberships-pro#1787",
+        "That the provider was asked before says nothing about whether the payment is applied.",
+    ),
+    "B47": ("paypal/ipn-code-samples#43", "A provider's certificate is checked, and nothing switches that off."),
+    "B49": (
+        "woocommerce/woocommerce-gateway-stripe#818",
+        "A risky payment is booked and waits; a copy of its notification releases nothing.",
+    ),
+    "B52": ("ranasl62/npm-sslcommerz#2", "Wrong credentials alarm for their source, close no order, and what was refused can be replayed."),
+    # the local proof
+    "B53": ("sslcommerz/SSLCommerz-Python PR #1", "A genuine hash verifies; a key that names an absent field is a clean mismatch."),
+    "B55": ("louislewis2/payfast#3", "Absent, blank and the text null are three different things under a hash."),
+    "B57": (
+        "Paytm-Payments/Paytm_Android_App_Kit#69",
+        "A secret keeps every byte on each way in, and what was refused meanwhile can be replayed.",
+    ),
+    "B59": ("harishbisht/paytm-django#14", "A notification without its hash is refused and kept, and is no error of ours."),
+    # forged, and meant for somebody else
+    "B61": ("cubecart/v6#1670", "A genuine payment of another amount is held, however often it comes, and told once."),
+    "B63": ("webtechnick/CakePHP-Paypal-IPN-Plugin#2", "Money that went to another merchant pays nothing here."),
+    "B65": ("oc-shopaholic/oc-omnipay-shopaholic-plugin#24", "Opening the success page proves nothing."),
+    "B67": ("efdevcon/pretix-eth-payment-plugin PR #37", "One payment pays one order."),
+    # the listener as a web server
+    "B69": ("sslcommerz/SSLCommerz-Laravel#58", "No cookie, token or origin is asked of a provider."),
+    "B71": ("fastapi/fastapi#4990", "With and without the trailing slash it is the same listener, and nothing redirects."),
+    "B73": ("planningcenter/developers#459", "A form without a content type, or with a general one, is read."),
+    "B75": ("woocommerce/woocommerce-gateway-payfast#7", "The sender's address decides nothing."),
+    "B77": ("getsentry/sentry-python PR #1724", "A body that something else has read is read all the same."),
+    # the database
+    "B79": ("django-getpaid/django-plans PR #231", "Parallel payments of one customer all count in the merchant's own tables."),
+    "B81": ("dj-stripe/dj-stripe#1267", "Writers that meet in another order lose no effect; a deadlock is run again."),
+    # sending
+    "B83": ("hasura/graphql-engine#1778", "Many retries of one moment are spread out, and an endpoint gets no more than it takes."),
+    "B85": ("documenso/documenso#3204", "Every attempt of an event has its id and its bytes."),
+    "B87": ("spatie/laravel-webhook-server#47", "After 410, disabling or deletion nothing more is sent."),
+    "B89": ("Mnexa-AI/e2a PR #62", "Two dispatchers send each row once, and take over what a killed one left."),
+    "B91": ("owncast/owncast#1504", "An endpoint that hangs keeps no other waiting."),
+    "B93": ("formancehq/ledger PR #1990", "A redirect is a failed attempt, and is not followed."),
+    "B95": ("netalertx/NetAlertX#1720", "What is signed is what is sent, byte for byte."),
+    "B98": ("svix/svix-webhooks PR #2393", "One fitting signature among several is enough, wherever it stands."),
+    "B99": ("stripe/stripe-php#657", "A timestamp too far ahead is refused like one that is too old."),
+    "B101": ("documenso/documenso PR #3166", "No spelling of a private address is accepted."),
+    "B103": ("spupuz/VibeNVR PR #297", "One private address among those of a name refuses it."),
+    "B105": ("encode/httpx#1450", "An answer that trickles ends at the total deadline."),
+    "B107": ("Sanofi-IADC/whispr PR #206", "A receiver's bad certificate is a failed attempt, and nothing switches checking off."),
+    # keys
+    "B109": ("VilledeMontreal/express-idempotency#32", "A call that was killed blocks its key for its lease, and then runs once."),
+    "B111": ("codatio/codat-docs PR #1842", "What never reached the operation does not use its key up."),
+    "B113": ("arun0009/idempotent PR #217", "One tenant's keys mean nothing to another."),
+    "B115": ("aws-powertools/powertools-lambda-python#638", "The same JSON in another spelling is the same request."),
+    "B117": ("granit-fx/granit-dotnet PR #1151", "A repeat gets listed headers only, and too large an answer is not executed again."),
+    "B119": (
+        "alphagov/pay-connector PR #4414",
+        "Keys outside the published alphabet and length are refused, and none is trimmed into another.",
+    ),
+    "B121": ("alphagov/pay-connector PR #4460", "Of many first calls at once one executes, and none fails."),
+    "B123": ("ietf-wg-httpapi/idempotency#23", "On a read a key does nothing."),
+    # keeping
+    "B125": (
+        "JSONbored/loopover PR #666",
+        "After retention took the delivery, a copy has no second effect, whatever the provider says now.",
+    ),
+    "B127": ("superset-sh/superset PR #6517", "Bodies go with their month, and what they paid is still known."),
+    "B129": ("Znote/ZnoteAAC#507", "Evidence is kept whatever its length, also where the effect rolled back."),
+    # time
+    "B131": (
+        "spookylukey/django-paypal#92",
+        "A time with the name of a zone is read in it; an unknown zone gives way to the time of receipt.",
+    ),
+    # late, partial, double, back
+    "B133": ("mollie/WooCommerce#1204", "A second payment of a paid order is booked apart, told, and can be refunded."),
+    "B135": ("coreshop/CoreShop#2529", "Money for a cancelled order is booked and waits for a person."),
+    "B137": ("wpsharks/s2member#40", "Partial refunds add up, each once; more than was paid is held."),
+    "B139": ("Payum/Payum#609", "A dispute and its end are told, and leave the order paid."),
+    "B141": ("buckaroo-it/Magento2 PR #1492", "A part of the amount pays no order; parts that a person applies add up."),
+}
+"""Faults seen in public: where, and what must hold here instead."""
+
+
 def by_statement(folder: Path = TESTS) -> dict[str, list[str]]:
     """The tests of each statement: file and name, or the file alone where all of it stands for one."""
+    return _by_mark("S", folder)
+
+
+def by_case(folder: Path = TESTS) -> dict[str, list[str]]:
+    """The tests of each case, in the same way."""
+    return _by_mark("B", folder)
+
+
+def _by_mark(letter: str, folder: Path) -> dict[str, list[str]]:
     found: dict[str, set[str]] = {}
     for path in sorted(folder.rglob("*.py")):
         name = path.relative_to(folder.parent).as_posix()
-        for test, statements in _marked(ast.parse(path.read_text(encoding="utf-8"))):
-            for statement in statements:
-                found.setdefault(statement, set()).add(f"`{name}` {test}".rstrip())
-    return {statement: sorted(tests) for statement, tests in found.items()}
+        for test, marks in _marked(ast.parse(path.read_text(encoding="utf-8"))):
+            for mark in marks:
+                if mark.startswith(letter):
+                    found.setdefault(mark, set()).add(f"`{name}` {test}".rstrip())
+    return {mark: sorted(tests) for mark, tests in found.items()}
 
 
 def _marked(module: ast.Module, prefix: str = "") -> Iterator[tuple[str, set[str]]]:
@@ -204,7 +325,7 @@ def _numbers(nodes: Iterable[ast.AST]) -> set[str]:
         call for node in nodes for call in ast.walk(node) if isinstance(call, ast.Call) and ast.unparse(call.func).endswith("mark.case")
     ]
     given = {value.value for call in calls for value in call.args if isinstance(value, ast.Constant)}
-    return {value for value in given if isinstance(value, str) and value.startswith("S")}
+    return {value for value in given if isinstance(value, str)}
 
 
 def _named(test: str) -> set[str]:

@@ -17,7 +17,7 @@ from sqlalchemy.schema import CreateIndex
 from sqlmodel import SQLModel
 
 from docs import acceptance, vectors
-from ipn_gateway import cli, errors, models
+from ipn_gateway import cli, errors, models, pruning, pull, retention, workers
 from ipn_gateway.clock import Clock
 from ipn_gateway.fingerprints import KINDS
 from ipn_gateway.operations import REPLAYED_HEADER
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
     from pydantic.fields import FieldInfo
 
+    from ipn_gateway.retention import Kept
     from ipn_gateway.runtime import Runtime
 
 REFERENCE: Final = Path(__file__).parent / "reference"
@@ -48,6 +49,8 @@ def pages() -> dict[str, str]:
         "metrics.md": ("Metrics", "`ipn_gateway/web/metrics.py` and `ipn_gateway/gauges.py`", _metrics()),
         "schema.md": ("Schema", "`ipn_gateway/models.py`", _schema()),
         "idempotency.md": ("Idempotency keys", "what the operations declare", _idempotency()),
+        "retention.md": ("Retention", "`ipn_gateway/retention.py`", _retention()),
+        "cases.md": ("Cases", "`docs/acceptance.py` and the marks of the tests", _cases()),
         "acceptance.md": ("Acceptance", "`docs/acceptance.py` and the marks of the tests", _acceptance()),
     }
     written = {
@@ -235,6 +238,11 @@ ALERTS: Final = (
     ("idempotency_keys_indeterminate_oldest_seconds > 3600", "an unknown outcome at a provider is not cleared up by itself"),
     ("idempotency_keys_abandoned > 0", "calls ended without an answer, and nobody repeats them (for longer than ten minutes)"),
     ("increase(idempotency_slow_total[1h]) > 0", "calls come near the end of their lease"),
+    ("retention_overdue_seconds > 86400", "the maintenance role does not drop or delete what is past its time"),
+    (
+        "retention_kept_partitions > 0",
+        "a month is kept only because something in it has waited for a person since then",
+    ),
     ("partitions_ahead_days < 14", "the maintenance role makes no partitions; readiness fails below seven"),
     ("increase(requests_failed_total[15m]) > 0", "incidents, which the log describes"),
 )
@@ -404,6 +412,67 @@ def _acceptance() -> list[str]:
         "",
         *table(("", "statement", "tests"), rows),
     ]
+
+
+def _cases() -> list[str]:
+    tests = acceptance.by_case()
+    rows = [(number, source, statement, "<br>".join(tests.get(number, []))) for number, (source, statement) in acceptance.CASES.items()]
+    return [
+        *_prose(
+            """Faults that others had in public, and what must hold here instead, with the tests that would refute it. Each was
+            looked for in all its kind, not only where it was seen. A test carries the numbers of its cases in a mark,
+            `@pytest.mark.case("B05")`. What SSLCOMMERZ, the API or a subscriber can show is tested on those; the rest on providers
+            that exist in tests only (`tests/adapters.py`). Sources are `owner/repository#issue` or `owner/repository PR #number` on
+            github.com, else an address."""
+        ),
+        *table(("", "seen in", "what must hold", "tests"), rows),
+    ]
+
+
+# --- retention
+
+FORGOTTEN: Final = f"""
+- That a payment was applied, and what was refunded, is known **for ever**: a copy of the oldest notification is still a
+  duplicate, whatever the provider says about it by then.
+- The bytes of a notification, and what the provider answered about it, are gone with its month: it is not found any more, nor
+  replayed. That a person dismissed a notification is known as long as that notification is: a copy that comes later waits for a
+  person again.
+- An order's timeline keeps the order, effects, payments and refunds.
+- `GET /v1/events`: {pull.PRUNED}.
+- An idempotency key that was pruned is a new request; order ids and refund references stop a second effect.
+"""
+
+
+def _retention() -> list[str]:
+    settings = Settings()
+    in_order = sorted(retention.KEPT.items(), key=lambda entry: (entry[1].setting is None, entry[1].until is None, entry[0]))
+    rows = [(f"`{name}`", _kept(kept, settings), kept.starts or "", kept.note or "") for name, kept in in_order]
+    return [
+        *_prose(
+            """How long each table is kept. A window is the least: what is past it goes soon after, where nothing waits for it any
+            more, and what still waits is never deleted, however old. The same is in `/v1/contract`, with the numbers of the running
+            gateway."""
+        ),
+        *_prose(
+            f"""The maintenance role enforces it every {workers.RETENTION_SECONDS / 60:g} minutes, without a lock that a notification
+            waits for: months are detached concurrently, then dropped; events are deleted at most {pruning.EVENTS_AT_ONCE} at a
+            time, with a pause after each batch. It follows the database's clock. `ipn-gateway retention --dry-run` shows what is
+            past its time, and `retention_overdue_seconds` how late the role is. To keep a month elsewhere, detach its partition by
+            hand before its time: what a person detached is never dropped."""
+        ),
+        *table(("table", "kept", "from", "notes"), rows),
+        "## What is forgotten",
+        "",
+        *FORGOTTEN.strip().splitlines(),
+    ]
+
+
+def _prose(text: str) -> list[str]:
+    return [*textwrap.wrap(" ".join(text.split()), WIDTH, break_on_hyphens=False, break_long_words=False), ""]
+
+
+def _kept(kept: Kept, settings: Settings) -> str:
+    return f"{kept.told(settings)['kept']} (`IPN_{kept.setting.upper()}`)" if kept.setting else kept.told(settings)["kept"]
 
 
 def main() -> None:

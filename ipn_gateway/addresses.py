@@ -76,6 +76,12 @@ _INSIDE: Final = (
 """Domains that by rule are in no public DNS, so that such a name can only mean something in the network where we stand."""
 
 
+def origin(url: str) -> str:
+    """What others may be told of a URL of an endpoint: scheme, host and port. The path and the query may hold a secret."""
+    parts = urlsplit(url)
+    return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}"
+
+
 class AddressBlocked(GatewayError):
     """The name leads to no address that the gateway may call."""
 

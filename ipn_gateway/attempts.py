@@ -9,15 +9,14 @@ too much for the endpoint, not for one event: it rests at once, as long as its `
 
 from __future__ import annotations
 
-import asyncio
 from dataclasses import dataclass
+from functools import partial
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, Final
 
-import psycopg
-
 from ipn_gateway import endpoint_health, ordering
-from ipn_gateway.errors import GatewayError, LeaseLost
+from ipn_gateway.batches import Batches
+from ipn_gateway.errors import LeaseLost
 from ipn_gateway.schedule import next_wait
 from ipn_gateway.states import EventDeliveryStatus, Trigger
 
@@ -43,6 +42,9 @@ TOO_MUCH: Final = frozenset(
 
 TOGETHER_MAX: Final = 200
 """How many attempts are written in one transaction; bounds how long its row locks are held."""
+
+WAITING_MAX: Final = 10_000
+"""Attempts that wait to be written. A dispatcher has far fewer slots, so this is never reached."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,43 +113,16 @@ class Recorder:
     """Writes attempts. Those that end while others are being written go together next: one connection, however many end at once."""
 
     def __init__(self, db: Database) -> None:
-        self._db = db
-        self._turn = asyncio.Lock()
-        self._waiting: list[tuple[Attempt, asyncio.Future[Recorded]]] = []
+        self._attempts = Batches(partial(_record_together, db), name="attempts", most=TOGETHER_MAX, waiting_max=WAITING_MAX)
 
     async def record(self, attempt: Attempt) -> Recorded:
         """Returns when the attempt is committed. Raises `LeaseLost` when somebody else holds its event delivery now."""
-        settled: asyncio.Future[Recorded] = asyncio.get_running_loop().create_future()
-        self._waiting.append((attempt, settled))
-        async with self._turn:  # the lock is fair: who comes in unsettled has waited longest
-            if not settled.done():
-                await self._settle()
-        return await settled
+        return await self._attempts.put(attempt)
 
-    async def _settle(self) -> None:
-        batch, self._waiting = self._waiting[:TOGETHER_MAX], self._waiting[TOGETHER_MAX:]
-        try:
-            await self._write(batch)
-        except psycopg.Error:  # one of them cannot be stored, which must not keep the others from it
-            for one in batch:
-                try:
-                    await self._write([one])
-                except (psycopg.Error, GatewayError) as error:
-                    one[1].set_exception(error)
-        except GatewayError as error:
-            for _, settled in batch:
-                settled.set_exception(error)
-        finally:
-            for _, settled in batch:
-                settled.cancel()  # does nothing to what is settled
 
-    async def _write(self, batch: Sequence[tuple[Attempt, asyncio.Future[Recorded]]]) -> None:
-        recorded = await self._db.rerun(record, self._db, [attempt for attempt, _ in batch])
-        for attempt, settled in batch:
-            if written := recorded.get(attempt.id):
-                settled.set_result(written)
-            else:
-                settled.set_exception(LeaseLost(event_delivery=attempt.event_delivery_id))
+async def _record_together(db: Database, attempts: Sequence[Attempt]) -> list[Recorded | Exception]:
+    recorded = await db.rerun(record, db, attempts)
+    return [recorded.get(attempt.id) or LeaseLost(event_delivery=attempt.event_delivery_id) for attempt in attempts]
 
 
 # A row is written only under its fence and while leased, so that a late writer, or a re-run after a COMMIT that did arrive, writes nothing.
@@ -158,9 +133,9 @@ class Recorder:
 _RECORD: Final = """
 WITH given AS (
     SELECT * FROM unnest(
-        %(tenant_ids)s::text[], %(ids)s::uuid[], %(fences)s::bigint[], %(statuses)s::text[], %(waits)s::float8[], %(rests)s::float8[],
-        %(attempt_ids)s::uuid[], %(triggers)s::text[], %(started)s::timestamptz[], %(durations)s::int[], %(addresses)s::text[],
-        %(codes)s::smallint[], %(outcomes)s::text[], %(errors)s::text[], %(excerpts)s::text[]
+        %(tenant_ids)b::text[], %(ids)b::uuid[], %(fences)b::bigint[], %(statuses)b::text[], %(waits)b::float8[], %(rests)b::float8[],
+        %(attempt_ids)b::uuid[], %(triggers)b::text[], %(started)b::timestamptz[], %(durations)b::int[], %(addresses)b::text[],
+        %(codes)b::smallint[], %(outcomes)b::text[], %(errors)b::text[], %(excerpts)b::text[]
     ) AS given (tenant_id, id, fence, status, wait_seconds, rest_seconds,
                 attempt_id, trigger, started_at, duration_ms, address, status_code, outcome, error, response_excerpt)
 ), won AS (
@@ -212,7 +187,7 @@ SELECT won.attempt_id, won.number, won.new_status AS status, won.next_attempt_at
 
 _WRITTEN_BEFORE: Final = """
 SELECT a.id AS attempt_id, a.number, d.status, d.next_attempt_at
-  FROM unnest(%(tenant_ids)s::text[], %(attempt_ids)s::uuid[]) AS given (tenant_id, attempt_id)
+  FROM unnest(%(tenant_ids)b::text[], %(attempt_ids)b::uuid[]) AS given (tenant_id, attempt_id)
   JOIN delivery_attempts AS a ON a.tenant_id = given.tenant_id AND a.id = given.attempt_id
   JOIN event_deliveries AS d ON d.tenant_id = a.tenant_id AND d.id = a.event_delivery_id
 """
@@ -245,7 +220,7 @@ async def _lock_endpoints(tx: Transaction, attempts: Sequence[Attempt]) -> None:
         await tx.execute(
             """
             SELECT FROM endpoints
-              JOIN unnest(%(tenant_ids)s::text[], %(endpoint_ids)s::uuid[]) AS given (tenant_id, id) USING (tenant_id, id)
+              JOIN unnest(%(tenant_ids)b::text[], %(endpoint_ids)b::uuid[]) AS given (tenant_id, id) USING (tenant_id, id)
              ORDER BY tenant_id, id FOR NO KEY UPDATE OF endpoints
             """,
             _rows(attempts),

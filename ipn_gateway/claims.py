@@ -19,8 +19,9 @@ from ipn_gateway.providers.base import InboundRequest
 if TYPE_CHECKING:
     from ipn_gateway.db import Database
 
-IN_FLIGHT_PER_SOURCE: Final = 16
-IN_FLIGHT_PER_TENANT: Final = 64
+IN_FLIGHT_PER_SOURCE: Final = 16  # questions at once, of each process
+LEASED_PER_SOURCE: Final = 64  # deliveries being worked on; more than are asked about at once, so that sets are worth their statements
+LEASED_PER_TENANT: Final = 256
 UNPROVED_SECONDS: Final = 1.0
 UNPROVED_IN_FLIGHT: Final = 4  # of a source, beyond its cap: a long queue of proved ones does not keep them waiting for ever
 
@@ -48,6 +49,7 @@ class Row:
     raw_body: bytes
     received_at: datetime
     now: datetime
+    unproved_waits: bool  # whether the inbox has any open delivery that proves nothing
 
     def claimed(self, *, questions: int = 0) -> Claimed:
         """The lease, with so many more questions asked."""
@@ -69,7 +71,9 @@ SELECT l.tenant_id, l.notification_delivery_id, l.source_id, l.fence, l.proved, 
        extract(epoch FROM ipn_now() - l.received_at)::float8 AS age_seconds,
        coalesce(l.parked_at + %(parking)s * interval '1 hour' <= ipn_now(), false) AS parking_over,
        coalesce(s.unknown_streak, 0) AS unknown_streak, coalesce(s.refuted_streak, 0) AS refuted_streak,
-       d.via, d.copy_id, d.query, d.headers, d.raw_body, d.received_at, ipn_now() AS now
+       d.via, d.copy_id, d.query, d.headers, d.raw_body, d.received_at, ipn_now() AS now,
+       (SELECT i.due_at FROM inbox AS i WHERE NOT i.proved AND i.due_at IS NOT NULL
+         ORDER BY i.source_id, i.due_at LIMIT 1) IS NOT NULL AS unproved_waits
   FROM leased l
   JOIN notification_deliveries d ON d.tenant_id = l.tenant_id AND d.id = l.notification_delivery_id
   LEFT JOIN source_states s ON s.source_id = l.source_id
@@ -195,8 +199,8 @@ async def _claim(db: Database, name: str, due: str, limit: int, lease_seconds: f
         "limit": limit,
         "lease": lease_seconds,
         "parking": parking_hours,
-        "per_source": IN_FLIGHT_PER_SOURCE,
-        "per_tenant": IN_FLIGHT_PER_TENANT,
+        "per_source": LEASED_PER_SOURCE,
+        "per_tenant": LEASED_PER_TENANT,
         "probing_from": source_states.PROBING_FROM,
         "unproved": UNPROVED_SECONDS,
     }

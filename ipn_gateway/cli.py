@@ -12,12 +12,15 @@ import typer
 from ipn_gateway import (
     __version__,
     act_commands,
+    bench_command,
     console,
     endpoint_commands,
     event_commands,
     key_commands,
     listen_command,
-    logs,
+    prove_command,
+    retention_command,
+    simulate_command,
     tail,
     timeline_command,
 )
@@ -309,6 +312,7 @@ def show_delivery(delivery_id: str, *, tenant: Tenant = None, as_json: AsJson = 
 
 app.command("tail", epilog="Example: ipn-gateway tail --only in --outcome rejected")(tail.tail)
 app.command("timeline", epilog="Example: ipn-gateway timeline INV-1001")(timeline_command.timeline)
+app.command("retention", epilog="Example: ipn-gateway retention --dry-run")(retention_command.retention)
 app.command("contract")(event_commands.contract)
 app.command(
     "trigger",
@@ -335,37 +339,7 @@ app.command(
 )(listen_command.listen)
 
 
-@app.command(
-    short_help="Run a local SSLCOMMERZ for trying things out.",
-    epilog="""\b
-    Example, and the source that asks it:
-      ipn-gateway simulate --port 8100 --duplicate 0.3 --forge 0.2
-      ipn-gateway sources add sandbox --config \\
-        '{"store_id":"testbox","store_passwd":"qwerty","mode":"sandbox","base_url":"http://127.0.0.1:8100"}'
-    """,
-)
-def simulate(
-    *,
-    host: Host = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes any free port.")] = 8100,
-    ipn_url: Annotated[str, typer.Option(help="Where notifications go of sessions that name no ipn_url.")] = "",
-    duplicate: Annotated[float, typer.Option(min=0, max=1, help="Chance that a notification is sent twice.")] = 0,
-    reorder: Annotated[float, typer.Option(min=0, max=1, help="Chance that it is overtaken by a later one.")] = 0,
-    delay: Annotated[float, typer.Option(min=0, help="Longest delay of a notification, in seconds.")] = 0,
-    lose: Annotated[float, typer.Option(min=0, max=1, help="Chance that it is never sent.")] = 0,
-    forge: Annotated[float, typer.Option(min=0, max=1, help="Chance that a forgery is sent beside it.")] = 0,
-    seed: Annotated[int | None, typer.Option(help="Makes chance repeatable.")] = None,
-) -> None:
-    """Run a local SSLCOMMERZ that misbehaves on request: session init, payment page, validator, query, refund, IPN."""
-    from ipn_gateway import serving
-    from ipn_gateway.simulator.app import SimulatorConfig
-    from ipn_gateway.simulator.sender import Knobs
-
-    logs.configure(level="INFO")
-    knobs = Knobs(duplicate=duplicate, reorder=reorder, delay_seconds=delay, lose=lose, forge=forge)
-    serving.simulate(
-        SimulatorConfig(ipn_url=ipn_url, knobs=knobs, seed=seed), host=host, port=port, say=lambda line: print(line, flush=True)
-    )
+simulate_command.register(app)
 
 
 @app.command(
@@ -392,3 +366,7 @@ def demo(
 
     if not show.run(payments=payments, seed=seed, as_json=as_json, keep=keep):
         raise typer.Exit(console.FAILED)
+
+
+for command in (bench_command, prove_command):
+    command.register(app)

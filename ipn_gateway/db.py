@@ -177,8 +177,12 @@ class Database:
         except psycopg_pool.PoolTimeout:
             await self._pool.close()
             raise ConfigurationError("The database cannot be reached: check IPN_DATABASE_URL and that the server is up.") from None
-        async with self.autocommit("db.check") as tx:
-            await _refuse_unsafe_server(tx)
+        try:
+            async with self.autocommit("db.check") as tx:
+                await _refuse_unsafe_server(tx)
+        except ConfigurationError:
+            await self._pool.close()
+            raise
 
     async def close(self) -> None:
         """Close all connections."""

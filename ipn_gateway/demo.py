@@ -7,20 +7,15 @@ import contextlib
 import itertools
 import json
 import logging
-import os
-import shutil
-import signal
 import sys
-import tempfile
 from asyncio.subprocess import DEVNULL, PIPE
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from httpx import AsyncClient, HTTPError  # noqa: TID251 - the shop's and the customer's, not the gateway's
+from httpx import HTTPError
 from rich.console import Console
 
-from ipn_gateway import logs, playbill, postgres, stories, tally
+from ipn_gateway import logs, playbill, postgres, premises, stories, tally
 from ipn_gateway.errors import GatewayError
 from ipn_gateway.playbill import Playbill
 from ipn_gateway.simulator.app import Simulator, SimulatorConfig
@@ -32,29 +27,16 @@ from ipn_gateway.tally import Booked, Heard, Sent, Summary
 
 if TYPE_CHECKING:
     from asyncio.subprocess import Process
-    from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+    from collections.abc import AsyncIterator, Mapping, Sequence
+    from pathlib import Path
+
+    from httpx import AsyncClient  # noqa: TID251 - the shop's and the customer's, not the gateway's
 
 TENANT: Final = "demo"
-SETTINGS: Final = {
-    "IPN_PROVIDER_TIMEOUT_SECONDS": "1",
-    "IPN_INBOX_LEASE_SECONDS": "2",
-    "IPN_PROVIDER_MONEY_TIMEOUT_SECONDS": "1",
-    "IPN_DELIVERY_TIMEOUT_SECONDS": "1",
-    "IPN_DISPATCH_LEASE_SECONDS": "2",
-    "IPN_IDEMPOTENCY_LEASE_SECONDS": "2",
-    "IPN_RETRY_SCHEDULE": "0,0.5,1,2,4,8,16,32",
-    "IPN_VALIDATION_SCHEDULE": "0,0.5,1,2,4*30",
-    "IPN_SWEEP_SCHEDULE": "4,8,12,16,24,32,60*10",
-    "IPN_REFUTED_SCHEDULE": "0.5,0.5,0.5",
-    "IPN_ALLOW_LOOPBACK_ENDPOINTS": "1",
-    "IPN_RATE_LIMIT_PER_TENANT": "100000/second",
-}
-"""A day in seconds: timeouts of 1 s, leases of 2 s, and schedules that end while one watches."""
 
 ACTING_AT_ONCE: Final = 6
 REFUSED_BY_SUBSCRIBER: Final = 3
 LOST_BY_SUBSCRIBER: Final = 2
-CALL_SECONDS_MAX: Final = 30.0
 START_SECONDS_MAX: Final = 150.0
 SETTLE_SECONDS_MAX: Final = 25.0
 SETTLE_SECONDS_PER_PAYMENT: Final = 0.1
@@ -119,7 +101,7 @@ def run(*, payments: int, seed: int, as_json: bool, keep: bool) -> bool:
 async def _run(payments: int, seed: int, *, as_json: bool, stay: bool) -> bool:
     scenes = stories.plan(payments, seed)
     console = Console(stderr=as_json or not sys.stdout.isatty(), quiet=as_json and not stay)
-    with _signals_cancel():
+    with premises.signals_cancel():
         async with _house(console, seed) as house:
             bill = Playbill(scenes, house.simulator.sender, house.subscriber, console, quiet=as_json)
             summary = await _show(house, scenes, bill)
@@ -148,26 +130,6 @@ async def _stay(house: House, console: Console, order_id: str) -> None:
             work.uncancel()
 
 
-@contextlib.contextmanager
-def _signals_cancel() -> Iterator[None]:
-    """The first SIGINT or SIGTERM cancels the task that runs the block; later ones do not disturb what it ends."""
-    loop, work, caught = asyncio.get_running_loop(), asyncio.current_task(), False
-
-    def take() -> None:
-        nonlocal caught
-        if work is not None and not caught:
-            caught = True
-            work.cancel()
-
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, take)
-    try:
-        yield
-    finally:
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.remove_signal_handler(number)
-
-
 # --- setting up
 
 
@@ -179,40 +141,21 @@ async def _house(console: Console, seed: int) -> AsyncIterator[House]:
         create_subscriber(),
     )
     async with contextlib.AsyncExitStack() as stack:
-        directory = Path(stack.enter_context(_directory()))
+        directory = stack.enter_context(premises.directory("demo"))
         console.print("Starting a gateway with a PostgreSQL of its own, a provider and a subscriber …", style="dim")
-        environment = _environment(directory)
+        environment = premises.environment(directory)
         gateway_url = await stack.enter_async_context(_gateway(directory, environment))
         simulator_url = await stack.enter_async_context(serving(provider))
         subscriber_url = await stack.enter_async_context(serving(listening))
         key = await _make_key(environment)
-        shop = await stack.enter_async_context(_client(gateway_url, {"Authorization": f"Bearer {key}"}))
-        customer = await stack.enter_async_context(_client(simulator_url))
+        shop = await stack.enter_async_context(premises.client(gateway_url, {"Authorization": f"Bearer {key}"}))
+        customer = await stack.enter_async_context(premises.client(simulator_url))
         listener_url, secret = await _introduce(shop, simulator_url, f"{subscriber_url}/webhooks")
         simulator, subscriber = provider.state.simulator, listening.state.subscriber
         subscriber.secrets = [secret]
         stage = Stage(shop, customer, simulator, listener_url)
         yield House(gateway_url, simulator_url, subscriber_url, key, directory / LOG, stage, simulator, subscriber)
         simulator.api.faults.clear()
-
-
-def _client(base_url: str, headers: Mapping[str, str] | None = None) -> AsyncClient:
-    return AsyncClient(base_url=base_url, headers=headers, timeout=CALL_SECONDS_MAX, trust_env=False)  # no proxy stands before loopback
-
-
-@contextlib.contextmanager
-def _directory() -> Iterator[str]:
-    directory = tempfile.mkdtemp(prefix="ipn-demo-")
-    try:
-        yield directory
-    finally:
-        shutil.rmtree(directory, ignore_errors=True)
-
-
-def _environment(directory: Path) -> dict[str, str]:
-    """Ours without its IPN_… settings: the demo never touches what they lead to."""
-    inherited = {name: value for name, value in os.environ.items() if not name.startswith("IPN_")}
-    return inherited | SETTINGS | {"IPN_DATA_DIR": str(directory)}
 
 
 @contextlib.asynccontextmanager

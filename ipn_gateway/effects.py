@@ -2,7 +2,9 @@
 
 1. Lock the order; where there is none, lock its slot and look again.
 2. Decide (a pure function, `decisions.decide`).
-3. Write what was decided in one statement, the ledger first and the rest joined to what it returned; stage the events; call `IPN_EFFECT`.
+3. Book what was decided in one statement (`bookings`); end the delivery; stage the events; call `IPN_EFFECT`.
+
+`apply_together` does the same for a set, by the same statements, for what is plain; the rules for all the rest are in `apply` alone.
 
 A change is written without asking whether the operation is new: the ledger's primary key and the payments' unique key say when it is
 not, and then the transaction is run again, reading what is booked under the lock. A run that meets its own earlier commit ends as that.
@@ -12,64 +14,29 @@ from __future__ import annotations
 
 import importlib
 import inspect
-from dataclasses import dataclass, field, replace
-from decimal import Decimal
-from typing import TYPE_CHECKING, Any, Final
+from dataclasses import dataclass, replace
+from decimal import Decimal  # noqa: TC003 - field of what is public
+from typing import TYPE_CHECKING, Any, Final, TypeGuard
 
 import psycopg
 from psycopg import errors as pg
 
-from ipn_gateway import decisions, events, ids, logs, orders, outbox, outcomes
+from ipn_gateway import batches, bookings, decisions, ids, logs, orders, outbox, outcomes
+from ipn_gateway.bookings import BookedBefore, Booking, Origin, booked_before, refundable, says_booked
 from ipn_gateway.db import lost, refuse_silent_rollback
-from ipn_gateway.decisions import Booked, Change, LockedOrder, Nothing, SecondPayment
+from ipn_gateway.decisions import Change, LockedOrder, Nothing, SecondPayment
 from ipn_gateway.errors import ConfigurationError, GatewayError
-from ipn_gateway.outcomes import Claimed, Ending
+from ipn_gateway.outcomes import Ending
 from ipn_gateway.providers.base import NEGATIVE, Confirmed, Effect
-from ipn_gateway.states import DeliveryOutcome, OrderStatus
+from ipn_gateway.states import DeliveryOutcome
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Mapping
-    from uuid import UUID
+    from collections.abc import Awaitable, Callable, Sequence
 
     from ipn_gateway.clock import Clock
     from ipn_gateway.db import Database, Transaction
 
 EFFECT_TIMEOUT_SECONDS: Final = 5
-
-_SAYS_BOOKED: Final = {
-    ("processed_notifications", "processed_notifications_pkey"),
-    ("payments", "payments_provider_transaction_key"),
-}
-
-
-def says_booked(error: pg.UniqueViolation) -> bool:
-    """Whether it is the ledger or the payments that know the operation, and not a table of the merchant's."""
-    return (error.diag.table_name, error.diag.constraint_name) in _SAYS_BOOKED
-
-
-@dataclass(frozen=True, slots=True)
-class Origin:
-    """Who writes: a notification delivery under its lease (`claimed`) or because a person applied it (`manual`), or the sweep."""
-
-    tenant_id: str
-    source_id: str
-    provider: str
-    writer_id: UUID
-    claimed: Claimed | None = None
-    asserted_effect: Effect | None = None
-    parking_over: bool = False
-    alerts: Mapping[DeliveryOutcome, str] = field(default_factory=dict)  # what is odd about it, if it ends as that
-    manual: bool = False
-
-    @property
-    def finding(self) -> Claimed:
-        """The delivery to write about: the claimed one, or one to file what the sweep found."""
-        return self.claimed or Claimed(self.tenant_id, self.writer_id, self.source_id, fence=0, questions=1)
-
-    @property
-    def kind(self) -> str:
-        """The ledger's word for it."""
-        return "manual" if self.manual else "notification" if self.claimed else "sweep"
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,10 +60,6 @@ if TYPE_CHECKING:
 
 class EffectFailed(GatewayError):
     """The merchant's IPN_EFFECT raised; everything was rolled back and is tried again."""
-
-
-class BookedBefore(Exception):
-    """The ledger knows the operation: run again and read what is booked."""
 
 
 def load_effect(name: str | None) -> EffectHook | None:
@@ -134,27 +97,101 @@ async def _apply_once(db: Database, origin: Origin, verdict: Confirmed, effect: 
         order = await _lock_order(tx, origin.tenant_id, verdict.order_id)
         if order is None:
             return await _without_order(tx, db.clock, origin, verdict)
-        refundable = await _refundable(tx, origin, verdict)
-        decision = decisions.decide(order, verdict, origin.source_id, None, refundable)
-        if careful or not isinstance(decision, Change) or decision.refunded:  # a refund may be on record as one of the merchant's own
+        left = await refundable(tx, origin, verdict)
+        decision = decisions.decide(order, verdict, origin.source_id, None, left)
+        if careful or not _is_plain(decision):
             booked = await booked_before(tx, origin, verdict)
             if booked and booked.writer_id == origin.writer_id and origin.claimed and (own := await outcomes.recorded(tx, origin.claimed)):
                 return own
-            decision = decisions.decide(order, verdict, origin.source_id, booked, refundable)
+            decision = decisions.decide(order, verdict, origin.source_id, booked, left)
         ending = _ending(origin, verdict, order, decision)
-        staged = []
-        if not isinstance(decision, Nothing):
-            await book(tx, origin, verdict, order, decision, new_id=ids.new(db.clock.now()))
-            staged += order_events(verdict, order, origin.source_id, decision)
+        booking = None if isinstance(decision, Nothing) else Booking(origin, verdict, order, decision, ids.new(db.clock.now()))
+        if booking:
+            await bookings.book(tx, booking)
+        staged = booking.events() if booking else []
         if origin.claimed:
             await outcomes.end(tx, origin.claimed, ending)
         if origin.claimed or await outcomes.file(tx, origin.finding, origin.provider, ending):
             staged += outcomes.announcement(origin.finding, ending, order.now)
         await outbox.stage(tx, db.clock, origin.tenant_id, staged)
-        if effect and isinstance(decision, Change):
-            await merchant_effect(tx, effect, told(origin, verdict, order, decision))
+        if effect and booking and isinstance(decision, Change):
+            await merchant_effect(tx, effect, told(booking))
     _report(origin, ending)
     return ending.outcome
+
+
+def _is_plain(decision: decisions.Decision) -> TypeGuard[Change]:
+    """Whether it can be written without reading what is booked. A refund may be on record as one of the merchant's own."""
+    return isinstance(decision, Change) and not decision.refunded
+
+
+async def apply_together(db: Database, confirmed: Sequence[tuple[Origin, Confirmed]]) -> list[DeliveryOutcome | None]:
+    """Apply the plain ones among a set of claimed deliveries in one transaction, no two of them about one order.
+
+    `None` is for what the set leaves out, to be applied by itself: an order that is missing or locked by somebody, a lease that is lost, an
+    operation that is booked or changes nothing or is a refund; and our own end, when it was its COMMIT whose answer was lost.
+    """
+    try:
+        return await db.rerun(_apply_together_once, db, confirmed)
+    except pg.UniqueViolation as error:
+        if len(confirmed) > 1 or not says_booked(error):
+            raise
+    return [None]
+
+
+async def _apply_together_once(db: Database, confirmed: Sequence[tuple[Origin, Confirmed]]) -> list[DeliveryOutcome | None]:
+    async with db.transaction("effects.apply_together") as tx:
+        locked = await _lock_leased(tx, confirmed)
+        found = [
+            Booking(origin, verdict, order, decision, ids.new(db.clock.now()))
+            for origin, verdict in sorted(confirmed, key=_order_of)
+            if (order := locked.get((origin.tenant_id, verdict.order_id)))
+            and _is_plain(decision := decisions.decide(order, verdict, origin.source_id, None))
+        ]
+        new = await bookings.book_all(tx, found) if found else set()
+        ends = [
+            (booking.origin.finding, _ending(booking.origin, booking.verdict, booking.order, booking.decision))
+            for booking in found
+            if booking.origin.writer_id in new
+        ]
+        if ends:
+            assert await outcomes.end_all(tx, ends) == new  # noqa: S101 - their inbox rows are locked, with our fences
+            staged = [(one.order.tenant_id, event) for one in found if one.origin.writer_id in new for event in one.events()]
+            await outbox.stage_all(tx, db.clock, staged)
+    for claimed, ending in ends:
+        outcomes.report(claimed, ending)
+    return [DeliveryOutcome.APPLIED if origin.writer_id in new else None for origin, _ in confirmed]
+
+
+def _order_of(confirmed: tuple[Origin, Confirmed]) -> tuple[str, str]:
+    origin, verdict = confirmed
+    return origin.tenant_id, verdict.order_id
+
+
+# What somebody holds is passed over and not waited for: one order that is locked for long must not keep the others.
+_LOCK_LEASED = f"""
+SELECT {orders.LOCKED}
+  FROM {batches.given(tenant_id="text", order_id="text", delivery_id="uuid", fence="bigint")}
+  JOIN orders AS o ON o.tenant_id = given.tenant_id AND o.order_id = given.order_id
+  JOIN inbox AS i ON i.tenant_id = given.tenant_id AND i.notification_delivery_id = given.delivery_id
+                 AND i.fence = given.fence AND i.lease_expires_at IS NOT NULL
+ ORDER BY o.tenant_id, o.order_id FOR UPDATE OF o, i SKIP LOCKED
+"""
+
+
+async def _lock_leased(tx: Transaction, confirmed: Sequence[tuple[Origin, Confirmed]]) -> dict[tuple[str, str], LockedOrder]:
+    """The orders, each locked together with the inbox row of its delivery, whose lease is ours."""
+    rows = [
+        {
+            "tenant_id": origin.tenant_id,
+            "order_id": verdict.order_id,
+            "delivery_id": origin.finding.delivery_id,
+            "fence": origin.finding.fence,
+        }
+        for origin, verdict in confirmed
+    ]
+    found = await tx.all(LockedOrder, _LOCK_LEASED, batches.arrays(rows))
+    return {(order.tenant_id, order.order_id): order for order in found}
 
 
 async def _lock_order(tx: Transaction, tenant_id: str, order_id: str) -> LockedOrder | None:
@@ -179,53 +216,6 @@ async def _without_order(tx: Transaction, clock: Clock, origin: Origin, verdict:
         await outbox.stage(tx, clock, origin.tenant_id, outcomes.announcement(origin.claimed, ending, now))
     outcomes.report(origin.claimed, ending)
     return ending.outcome
-
-
-async def booked_before(tx: Transaction, origin: Origin, verdict: Confirmed) -> Booked | None:
-    """What is booked for the operation, read after the lock: its ledger row, else a payment or refund that the provider calls the same."""
-    return await tx.one(
-        Booked,
-        """(SELECT 'ledger' AS kind, order_id, amount, currency, writer_id FROM processed_notifications
-             WHERE tenant_id = %(tenant_id)s AND source_id = %(source_id)s AND operation_id = %(operation_id)s AND effect = %(effect)s)
-           UNION ALL
-           (SELECT 'payment', order_id, amount, currency, NULL FROM payments
-             WHERE tenant_id = %(tenant_id)s AND provider = %(provider)s AND account_id = %(account_id)s AND %(effect)s = 'paid'
-               AND provider_transaction_id = %(provider_transaction_id)s)
-           UNION ALL
-           (SELECT 'refund', order_id, amount, currency, NULL FROM refunds
-             WHERE tenant_id = %(tenant_id)s AND order_id = %(order_id)s AND %(effect)s = 'refunded'
-               AND provider_refund_id = %(operation_id)s AND status <> 'failed')
-           LIMIT 1""",
-        _operation(origin, verdict),
-    )
-
-
-async def _refundable(tx: Transaction, origin: Origin, verdict: Confirmed) -> Decimal:
-    """What is left of the order's money in the payment that a refund is of. Under the order's lock."""
-    if verdict.effect is not Effect.REFUNDED:
-        return decisions.NOTHING_REFUNDABLE
-    found = await tx.value(
-        """SELECT amount - amount_refunded - amount_reserved FROM payments
-            WHERE tenant_id = %(tenant_id)s AND provider = %(provider)s AND account_id = %(account_id)s AND order_id = %(order_id)s
-              AND provider_transaction_id = %(provider_transaction_id)s AND currency = %(currency)s AND status = 'applied'""",
-        _operation(origin, verdict),
-    )
-    return found or decisions.NOTHING_REFUNDABLE
-
-
-def _operation(origin: Origin, verdict: Confirmed) -> dict[str, Any]:
-    return {
-        "tenant_id": origin.tenant_id,
-        "source_id": origin.source_id,
-        "provider": origin.provider,
-        "account_id": verdict.account,
-        "operation_id": verdict.operation_id,
-        "effect": str(verdict.effect),
-        "order_id": verdict.order_id,
-        "amount": verdict.amount,
-        "currency": verdict.currency,
-        "provider_transaction_id": verdict.provider_transaction_id or verdict.operation_id,
-    }
 
 
 def _found(verdict: Confirmed, outcome: DeliveryOutcome, reason: str | None = None) -> Ending:
@@ -258,108 +248,19 @@ def _ending(origin: Origin, verdict: Confirmed, order: LockedOrder, decision: de
     return replace(ending, alert=alert, expected_amount=order.amount, expected_currency=order.currency)
 
 
-_BOOK = """
-WITH ledger AS (
-    INSERT INTO processed_notifications
-           (tenant_id, source_id, operation_id, effect, order_id, amount, currency, booked, origin, writer_id)
-    VALUES (%(tenant_id)s, %(source_id)s, %(operation_id)s, %(effect)s, %(order_id)s, %(amount)s, %(currency)s, %(booked)s, %(origin)s,
-            %(writer_id)s)
-    ON CONFLICT ON CONSTRAINT processed_notifications_pkey DO NOTHING
-    RETURNING operation_id
-), payment AS (
-    INSERT INTO payments (tenant_id, id, order_id, source_id, provider, account_id, provider_transaction_id, operation_id, status, amount,
-                          currency, settled_amount, settled_currency, net_amount, paid_at)
-    SELECT %(tenant_id)s, %(new_id)s, %(order_id)s, %(source_id)s, %(provider)s, %(account_id)s, %(provider_transaction_id)s,
-           operation_id, %(booked)s, %(amount)s, %(currency)s, %(settled_amount)s, %(settled_currency)s, %(net_amount)s, %(paid_at)s
-      FROM ledger WHERE %(effect)s = 'paid'
-), refunded AS (
-    UPDATE payments SET amount_refunded = amount_refunded + %(amount_refunded)s
-      FROM ledger WHERE %(effect)s = 'refunded' AND tenant_id = %(tenant_id)s AND provider = %(provider)s AND account_id = %(account_id)s
-       AND provider_transaction_id = %(provider_transaction_id)s
-    RETURNING payments.id, ledger.operation_id
-), refund AS (
-    INSERT INTO refunds (tenant_id, id, order_id, payment_id, reference, amount, currency, status, provider_refund_id)
-    SELECT %(tenant_id)s, %(new_id)s, %(order_id)s, id, 'provider:' || operation_id, %(amount)s, %(currency)s, 'succeeded', operation_id
-      FROM refunded
-), changed AS (
-    UPDATE orders SET status = %(status)s, reason = %(reason)s, amount_paid = amount_paid + %(amount_added)s,
-                      amount_refunded = amount_refunded + %(amount_refunded)s,
-                      event_count = event_count + %(events)s, updated_at = ipn_now()
-      FROM ledger WHERE orders.tenant_id = %(tenant_id)s AND orders.order_id = %(order_id)s
-), swept AS (
-    DELETE FROM sweeps USING ledger WHERE %(settled)s AND tenant_id = %(tenant_id)s AND order_id = %(order_id)s
-)
-SELECT count(*) FROM ledger
-"""
-
-
-async def book(
-    tx: Transaction, origin: Origin, verdict: Confirmed, order: LockedOrder, decision: Change | SecondPayment, *, new_id: UUID
-) -> None:
-    """Ledger row, payment or refund (`new_id`), and order in one statement. Raises `BookedBefore` when the ledger knows the operation."""
-    after = _after(order, verdict, decision)
-    row = _operation(origin, verdict) | {
-        "origin": origin.kind,
-        "writer_id": origin.writer_id,
-        "booked": "applied" if isinstance(decision, Change) else "unapplied",
-        "new_id": new_id,
-        "settled_amount": verdict.settled_amount,
-        "settled_currency": verdict.settled_currency,
-        "net_amount": verdict.net_amount,
-        "paid_at": verdict.paid_at,
-        "status": after.status,
-        "reason": after.reason,
-        "amount_added": after.amount_paid - order.amount_paid,
-        "amount_refunded": after.amount_refunded - order.amount_refunded,
-        "events": len(_event_types(decision)),
-        "settled": decisions.RANK[after.status] >= decisions.RANK[OrderStatus.PAID_ON_HOLD],
-    }
-    if await tx.value(_BOOK, row) == 0:
-        raise BookedBefore
-
-
-def _after(order: LockedOrder, verdict: Confirmed, decision: Change | SecondPayment) -> LockedOrder:
-    """The order with the status, reason and sums that it has after the decision."""
-    if isinstance(decision, SecondPayment):
-        return order
-    amount = verdict.amount or Decimal()
-    return replace(
-        order,
-        status=str(decision.status),
-        reason=decision.reason,
-        amount_paid=order.amount_paid + amount * decision.paid,
-        amount_refunded=order.amount_refunded + amount * decision.refunded,
-    )
-
-
-def _event_types(decision: Change | SecondPayment) -> list[str]:
-    return decision.event_types if isinstance(decision, Change) else ["order.overpaid"]
-
-
-def order_events(verdict: Confirmed, order: LockedOrder, source_id: str, decision: Change | SecondPayment) -> list[events.NewEvent]:
-    """The events of a ledger row: their cause is the ledger's key."""
-    after = _after(order, verdict, decision)
-    cause = (source_id, verdict.operation_id, str(verdict.effect))
-    order = replace(order, amount_paid=after.amount_paid, amount_refunded=after.amount_refunded)
-    staged = []
-    for event_type in _event_types(decision):
-        staged.append(outbox.order_event(order, event_type, cause, status=after.status, reason=after.reason, verdict=verdict))
-        order = replace(order, status=after.status, event_count=order.event_count + 1)
-    return staged
-
-
-def told(origin: Origin, verdict: Confirmed, order: LockedOrder, decision: Change) -> EffectNotification:
+def told(booking: Booking) -> EffectNotification:
     """What the merchant's effect is told about a change."""
+    verdict = booking.verdict
     return EffectNotification(
-        order_id=order.order_id,
+        order_id=booking.order.order_id,
         effect=str(verdict.effect),
-        status=str(decision.status),
-        previous_status=order.status,
+        status=booking.after.status,
+        previous_status=booking.order.status,
         amount=verdict.amount,
         currency=verdict.currency,
         operation_id=verdict.operation_id,
-        source=origin.source_id,
-        metadata=order.metadata,
+        source=booking.origin.source_id,
+        metadata=booking.order.metadata,
     )
 
 

@@ -114,6 +114,26 @@ def enable_endpoint(
 
 
 @endpoints.command(
+    "disable", epilog="Example: ipn-gateway endpoints disable ep_0198f0c2a1b47c3e9d5f6a7b8c9d0e1f --reason 'their service moves'"
+)
+def disable_endpoint(
+    endpoint_id: str,
+    *,
+    reason: Annotated[str | None, typer.Option(help="For the audit log.")] = None,
+    tenant: Tenant = None,
+    as_json: AsJson = False,
+) -> None:
+    """Send nothing to an endpoint until it is enabled; what is for it stays pending. The tenant's other endpoints are told."""
+    from ipn_gateway import endpoint_health
+
+    async def disable(_: "Settings", db: "Database", owner: str, known: "UUID") -> "objects.Endpoint":
+        await endpoint_health.disable_by_hand(db, owner, known, actor=ACTOR, reason=reason)
+        return await _shown(db, owner, known)
+
+    console.show(_about(endpoint_id, tenant, disable), as_json=as_json)
+
+
+@endpoints.command(
     "rotate-secret", epilog="Example: ipn-gateway endpoints rotate-secret ep_0198f0c2a1b47c3e9d5f6a7b8c9d0e1f --overlap-seconds 3600"
 )
 def rotate_secret(

@@ -1,6 +1,6 @@
 """What becomes of an endpoint that is gone or has been failing for days: its owner is warned, then it is disabled, and told about.
 
-Nothing is lost by that: what waits for it stays pending, and is sent when a person enables it.
+A person may disable one as well. Nothing is lost by that: what waits for it stays pending, and is sent when a person enables it.
 """
 
 from __future__ import annotations
@@ -8,7 +8,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from ipn_gateway import audit, endpoints, events, ids, logs, outbox
+from ipn_gateway import addresses, audit, endpoints, events, ids, logs, outbox
+from ipn_gateway.errors import NotFound
+from ipn_gateway.operations import Downstream, Operation
 
 if TYPE_CHECKING:
     from datetime import datetime
@@ -16,6 +18,11 @@ if TYPE_CHECKING:
 
     from ipn_gateway.clock import Clock
     from ipn_gateway.db import Database, Transaction
+
+DISABLE: Final = Operation(name="POST /v1/endpoints/{endpoint_id}/disable", fields={"reason": "json"}, downstream=Downstream.LOCAL)
+
+BY_HAND: Final = "manual"
+"""The `disabled_reason` of what a person has disabled."""
 
 WARNED_AFTER_DAYS: Final = (1, 3)
 """After so long with nothing but failure the owner of an endpoint is warned."""
@@ -96,16 +103,42 @@ async def _disable(db: Database, failing: Failing) -> None:
             await disable(tx, db.clock, failing.tenant_id, failing.id, url=failing.url, reason="failing", actor="maintenance")
 
 
-async def disable(tx: Transaction, clock: Clock, tenant_id: str, endpoint_id: UUID, *, url: str, reason: str, actor: str) -> None:
-    """Send nothing more to it until a person enables it, and tell the tenant's other endpoints. Once: of one that is disabled, nothing."""
+async def disable_by_hand(db: Database, tenant_id: str, endpoint_id: UUID, *, actor: str, reason: str | None = None) -> None:
+    """Send nothing more to it until a person enables it. One that is disabled already stays as it is. Raises `NotFound`."""
+
+    async def once() -> None:
+        async with db.transaction("endpoints.disable") as tx:
+            await disable_by_hand_in(tx, db.clock, tenant_id, endpoint_id, actor=actor, reason=reason)
+
+    await db.rerun(once)
+
+
+async def disable_by_hand_in(tx: Transaction, clock: Clock, tenant_id: str, endpoint_id: UUID, *, actor: str, reason: str | None) -> None:
+    """The same as part of a transaction."""
+    url: str | None = await tx.value(
+        "SELECT url FROM endpoints WHERE tenant_id = %(tenant_id)s AND id = %(id)s AND deleted_at IS NULL FOR NO KEY UPDATE",
+        {"tenant_id": tenant_id, "id": endpoint_id},
+    )
+    if url is None:
+        raise NotFound
+    await disable(tx, clock, tenant_id, endpoint_id, url=url, reason=BY_HAND, actor=actor, why=reason)
+
+
+async def disable(
+    tx: Transaction, clock: Clock, tenant_id: str, endpoint_id: UUID, *, url: str, reason: str, actor: str, why: str | None = None
+) -> None:
+    """Send nothing more to it until a person enables it, and tell the tenant's other endpoints. Once: of one that is disabled, nothing.
+
+    `why` is what a person said about it, for the audit log.
+    """
     moment = await endpoints.disable(tx, tenant_id, endpoint_id, reason)
     if moment is None:
         return
     shown = ids.show(ids.ENDPOINT, endpoint_id)
     event_id = ids.event_id(tenant_id, "endpoint.disabled", shown, events.timestamp(moment))
-    data = events.EndpointData(endpoint_id=shown, url=url, reason=reason)
+    data = events.EndpointData(endpoint_id=shown, url=addresses.origin(url), reason=reason)
     told = [events.new(event_id, "endpoint.disabled", moment, data)]
     await outbox.stage(tx, clock, tenant_id, told, but_to=endpoint_id)
-    await audit.record(tx, tenant_id, actor=actor, action="endpoint.disable", target=shown, now=clock.now(), reason=reason)
+    await audit.record(tx, tenant_id, actor=actor, action="endpoint.disable", target=shown, now=clock.now(), reason=why or reason)
     logs.count("endpoints.disabled")
     logs.get("endpoint_health").warning("endpoint.disabled", tenant_id=tenant_id, endpoint_id=shown, reason=reason, event_id=event_id)

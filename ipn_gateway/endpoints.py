@@ -29,6 +29,9 @@ BATCH: Final = 2000  # event deliveries in one transaction
 SECRETS_MAX: Final = 5
 """Signing secrets that are active at once: each one adds a signature to every attempt."""
 
+ENDPOINTS_MAX: Final = 100
+"""Endpoints of one tenant. One event goes to all that want it, in one transaction, whose length this bounds."""
+
 
 @dataclass(frozen=True, slots=True)
 class NewEndpoint:
@@ -88,7 +91,10 @@ async def create(db: Database, vault: Vault, tenant_id: str, new: NewEndpoint, *
 async def create_in(
     tx: Transaction, vault: Vault, tenant_id: str, new: NewEndpoint, made: CreatedSecret, *, actor: str, now: datetime
 ) -> None:
-    """The same as part of a transaction, with an id and a secret that were made before; done already, it changes nothing."""
+    """The same as part of a transaction, with an id and a secret that were made before; done already, it changes nothing.
+
+    Raises `StateConflict` for one more than `ENDPOINTS_MAX`.
+    """
     inserted = await tx.execute(
         """INSERT INTO endpoints (tenant_id, id, url, events, description, max_in_flight, rate_per_second, ordered)
            VALUES (%(tenant_id)s, %(id)s, %(url)s, %(events)s, %(description)s, %(max_in_flight)s, %(rate_per_second)s, %(ordered)s)
@@ -105,8 +111,19 @@ async def create_in(
         },
     )
     if inserted:
+        await _refuse_too_many(tx, tenant_id)
         await _insert_secret(tx, vault, tenant_id, made, now=now)
         await _note(tx, tenant_id, made.endpoint_id, "create", actor=actor, now=now)
+
+
+async def _refuse_too_many(tx: Transaction, tenant_id: str) -> None:
+    """One more than an event could go to would miss it unseen. Behind the tenant's lock, so that two at once are counted."""
+    await tx.execute("SELECT FROM tenants WHERE id = %(tenant_id)s FOR NO KEY UPDATE", {"tenant_id": tenant_id})
+    count = await tx.value(
+        "SELECT count(*) FROM endpoints WHERE tenant_id = %(tenant_id)s AND deleted_at IS NULL", {"tenant_id": tenant_id}
+    )
+    if count > ENDPOINTS_MAX:
+        raise StateConflict(f"A tenant has at most {ENDPOINTS_MAX} endpoints; delete one that is not used any more.")
 
 
 CHANGEABLE: Final = ("url", "events", "description", "max_in_flight", "rate_per_second", "ordered")

@@ -154,7 +154,7 @@ SELECT placed.tenant_id, placed.endpoint_id, placed.in_flight, placed.due, place
 # How an endpoint stands is read again under its lock. Only what is claimed of one with a limited rate writes its state.
 _CLAIM: Final = f"""
 WITH chosen AS (
-    SELECT * FROM unnest(%(tenant_ids)s::text[], %(endpoint_ids)s::uuid[], %(shares)s::int[], %(mosts)s::int[])
+    SELECT * FROM unnest(%(tenant_ids)b::text[], %(endpoint_ids)b::uuid[], %(shares)b::int[], %(mosts)b::int[])
              AS chosen (tenant_id, endpoint_id, share, most)
 ), picked AS MATERIALIZED (
     SELECT chosen.tenant_id, chosen.endpoint_id, due.id, event.body, endpoint.url, endpoint.ordered,
@@ -274,7 +274,7 @@ async def give_back(db: Database, unsent: Sequence[Claimed]) -> None:
         await tx.execute(
             """
             UPDATE event_deliveries AS d SET lease_expires_at = NULL
-              FROM unnest(%(tenant_ids)s::text[], %(ids)s::uuid[], %(fences)s::bigint[]) AS given (tenant_id, id, fence)
+              FROM unnest(%(tenant_ids)b::text[], %(ids)b::uuid[], %(fences)b::bigint[]) AS given (tenant_id, id, fence)
              WHERE d.tenant_id = given.tenant_id AND d.id = given.id AND d.fence = given.fence
             """,
             {

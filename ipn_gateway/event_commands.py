@@ -41,7 +41,7 @@ def list_events(
     if event_type is not None and not is_type(event_type):
         raise typer.BadParameter(f"give a type of your own, or one of {', '.join(CATALOGUE)}.", param_hint="--type")
 
-    async def read(_: "Settings", db: "Database") -> "objects.Page[objects.Event]":
+    async def read(_: "Settings", db: "Database") -> "objects.EventPage":
         owner = await console.tenant(db, tenant)
         async with db.autocommit("events.list") as tx:
             return await pull.pull(tx, owner, after, limit, event_type=event_type, order_id=order_id)

@@ -64,7 +64,7 @@ class Dispatcher:
         self._recorder = Recorder(db)
         self._sending: dict[Claimed, asyncio.Task[Any]] = {}
         self._stopping = False
-        self._log = logs.get("event_deliveries")
+        self._log = logs.get("event_deliveries").bind()
 
     async def run_once(self) -> int:
         """Claim what is due, no more than slots are free, and start each in a slot; how many. Waits for none of them."""

@@ -60,8 +60,8 @@ class EndpointData(BaseModel):
     model_config = ConfigDict(title="Endpoint event data")
 
     endpoint_id: str
-    url: str
-    reason: str | None = None
+    url: str = Field(description="of one that is disabled only scheme, host and port, since others are told: its path may be a secret")
+    reason: str | None = Field(default=None, description="`gone` (410), `failing` (for days) or `manual` (by a person)")
 
 
 CATALOGUE: Final[dict[str, type[BaseModel]]] = {

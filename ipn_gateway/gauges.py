@@ -13,13 +13,15 @@ from typing import TYPE_CHECKING, Final
 
 import psycopg
 
-from ipn_gateway import logs, retention
+from ipn_gateway import logs, pruning, retention
 from ipn_gateway.errors import GatewayError
+from ipn_gateway.event_log import HORIZON
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from ipn_gateway.db import Database
+    from ipn_gateway.retention import Windows
 
 COUNT_MAX: Final = 100_000
 READ_SECONDS_MAX: Final = 2.0
@@ -37,7 +39,12 @@ CATALOGUE: Final[Mapping[str, Gauge]] = {
     "database_up": Gauge("1 when the database answered, 0 when not; then the gauges below are missing, not zero"),
     "past_due_rows": Gauge(f"open work whose due time is past, up to {COUNT_MAX}; not of disabled endpoints", "work"),
     "past_due_oldest_seconds": Gauge("for how long the oldest of it has been due", "work"),
+    "events_pull_lag_seconds": Gauge(
+        "how old the oldest event is that the pull cannot show yet, because a transaction that began before it still writes on the server"
+    ),
     "partitions_ahead_days": Gauge("for how many days from now on notifications and attempts have partitions"),
+    "retention_overdue_seconds": Gauge("for how long the oldest that retention can take of a table could have been gone", "table"),
+    "retention_kept_partitions": Gauge("partitions past their time that are kept because a notification in them still waits", "table"),
     "idempotency_keys_open": Gauge(f"keys without an answer yet, up to {COUNT_MAX}", "state"),
     "idempotency_keys_abandoned": Gauge("of those in progress, the ones whose lease is over; the next repeat takes them over"),
     "idempotency_keys_indeterminate_oldest_seconds": Gauge("how long ago the oldest of the indeterminate ones became that"),
@@ -108,19 +115,40 @@ SELECT 'notifications_open' AS gauge, s.state AS label, (SELECT count(*) FROM wa
   FROM (VALUES ('parked'), ('held'), ('conflict'), ('dead')) AS s (state)
 """
 
+_PULL: Final = f"""
+SELECT 'events_pull_lag_seconds' AS gauge, NULL AS label,
+       greatest(0, extract(epoch FROM ipn_now() - min(hidden.created_at)))::float8 AS value
+  FROM tenants AS t CROSS JOIN LATERAL (
+    SELECT e.created_at FROM events AS e WHERE e.tenant_id = t.id AND e.position >= {HORIZON} ORDER BY e.position, e.id LIMIT 1) AS hidden
+"""
+
 _LATE_OF_ALL: Final = "UNION ALL".join(_LATE.format(work=work, owners=owners, rows=rows, due=due) for work, owners, rows, due in _WORK)
 
 
-async def read(db: Database) -> list[Reading]:
-    """All gauges, within two seconds. Those that could not be read by then are missing; a database that is away raises nothing."""
+async def read(db: Database, windows: Windows | None = None) -> list[Reading]:
+    """All gauges, within two seconds; those of retention only with its `windows`.
+
+    Those that could not be read by then are missing; a database that is away raises nothing.
+    """
     found: list[Reading] = []
     try:
         async with asyncio.timeout(READ_SECONDS_MAX):
             async with db.autocommit("gauges.read", seconds_max=2 * READ_SECONDS_MAX) as tx:
-                for statement in (_LATE_OF_ALL, _KEYS, _OPEN):
+                for statement in (_LATE_OF_ALL, _KEYS, _OPEN, _PULL):
                     found += await tx.all(Reading, statement, {"most": COUNT_MAX})
             found.append(Reading("partitions_ahead_days", None, await retention.days_ahead(db)))
+            if windows:
+                found += await _retention(db, windows)
     except (psycopg.Error, GatewayError, TimeoutError) as error:
         logs.count("gauges.not_read")
         logs.get("gauges").warning("gauges.not_read", error_class=type(error).__name__, read=len(found))
     return [Reading("database_up", None, float(bool(found))), *found]
+
+
+async def _retention(db: Database, windows: Windows) -> list[Reading]:
+    late, past = await pruning.overdue(db, windows)
+    kept = [partition.table for partition in past.kept]
+    return [
+        *(Reading("retention_overdue_seconds", each.table, each.seconds) for each in late),
+        Reading("retention_kept_partitions", "notification_deliveries", float(len(kept))),
+    ]

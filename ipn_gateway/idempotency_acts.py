@@ -253,6 +253,12 @@ def _given(resolution: Resolution) -> Finished:
 
 # --- pruned
 
+_EXPIRED: Final = """
+SELECT count(*) FROM idempotency_keys
+ WHERE expires_at <= ipn_now()
+   AND (state = 'completed'
+        OR state = 'in_progress' AND lease_expires_at <= ipn_now() AND recovery_point = 'started' AND generation > 0)"""
+
 _PRUNE: Final = """
 DELETE FROM idempotency_keys
  WHERE (tenant_id, operation, key) IN (
@@ -280,3 +286,9 @@ async def prune(db: Database) -> int:
     if pruned:
         logs.count("idempotency.pruned", pruned)
     return pruned
+
+
+async def expired(db: Database) -> int:
+    """How many `prune` would delete now."""
+    async with db.autocommit("idempotency.expired") as tx:
+        return int(await tx.value(_EXPIRED))

@@ -7,15 +7,17 @@ delivery at a time, at most once a second; its first clear answer makes all that
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final, assert_never
 
 import psycopg
 
-from ipn_gateway import claims, effects, ids, logs, outbox, outcomes, source_states
-from ipn_gateway.effects import EffectFailed, Origin
+from ipn_gateway import claims, ids, logs, outcomes, source_states
+from ipn_gateway.bookings import Origin
+from ipn_gateway.effects import EffectFailed
 from ipn_gateway.errors import CommitUnknown, LeaseLost, Overloaded
-from ipn_gateway.outcomes import Claimed, Ending
+from ipn_gateway.inbox_batches import COPIES_ASKING, End, InboxBatches, Wait
+from ipn_gateway.outcomes import Ending
 from ipn_gateway.providers.base import (
     NEGATIVE,
     Assertion,
@@ -29,24 +31,22 @@ from ipn_gateway.providers.base import (
 )
 from ipn_gateway.schedule import wait_of
 from ipn_gateway.states import DeliveryOutcome
+from ipn_gateway.turns import Turns
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from datetime import datetime
 
     from ipn_gateway.claims import Row
-    from ipn_gateway.db import Database, Transaction
+    from ipn_gateway.db import Database
     from ipn_gateway.effects import EffectHook
     from ipn_gateway.settings import Settings
     from ipn_gateway.slots import Slots
     from ipn_gateway.sources import SourceAccount, Sources
     from ipn_gateway.transport import Transport
 
-SLOTS: Final = 2 * claims.IN_FLIGHT_PER_TENANT  # waiting for a provider is cheap, and no tenant holds more than half
+SLOTS: Final = 2 * claims.LEASED_PER_TENANT  # waiting for a provider is cheap, and no tenant holds more than half
 UNCONFIRMED_SECONDS: Final = 3600.0
-COPIES_ASKING: Final = 3  # copies of one notification that are asked about at once; the others wait for what those find
 COPY_WAIT_SECONDS: Final = 5.0
-COPY_SECONDS: Final = 60.0  # for so long an answer about one copy ends the others
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +60,18 @@ class Worker:
     slots: Slots
     applied: Callable[[], None]  # told after each commit that may have staged events
     effect: EffectHook | None = None
+    together: InboxBatches = field(init=False)
+    turns: Turns = field(init=False)
+
+    def __post_init__(self) -> None:
+        """The batches and turns of this worker."""
+        object.__setattr__(self, "together", InboxBatches(self.db, self.effect))
+        object.__setattr__(self, "turns", Turns(claims.IN_FLIGHT_PER_SOURCE, unanswered_max=source_states.PROBING_FROM))
+
+    @property
+    def turn_seconds(self) -> float:
+        """How long a delivery waits for its turn at most: the question and what follows it must end within the lease."""
+        return (self.settings.inbox_lease_seconds - self.settings.provider_timeout_seconds) / 2
 
 
 async def run_once(worker: Worker) -> int:
@@ -69,8 +81,10 @@ async def run_once(worker: Worker) -> int:
     for claim in (claims.proved, claims.unproved):
         rows = await claim(worker.db, limit=worker.slots.free, lease_seconds=lease, parking_hours=parking)
         claimed += len(rows)
-        for row in rows:
+        for row in rows:  # started together, they look up together
             worker.slots.start(work(worker, row), name=f"inbox {row.notification_delivery_id}")
+        if rows and not rows[0].unproved_waits:
+            break
     return claimed
 
 
@@ -122,40 +136,33 @@ async def _work(worker: Worker, row: Row) -> None:
 
 async def _prove(worker: Worker, row: Row, source: SourceAccount, assertion: Assertion) -> None:
     known = await _known(worker, row, assertion)
-    if known is not None and known["same"]:
-        ending = _asserted(assertion, DeliveryOutcome.DUPLICATE)
-        await _end(worker, row, ending)
+    if known is True:
+        await _end(worker, row, _asserted(assertion, DeliveryOutcome.DUPLICATE))
         return
     if row.copy_id and assertion.effect in NEGATIVE and await _follows_earlier_copy(worker, row, assertion):
         return
-    ask = worker.transport.ask_for(timeout_seconds=worker.settings.provider_timeout_seconds)
-    verdict = await source.provider.validate(ask, source.config, assertion)
+    async with worker.turns.turn(row.source_id, seconds=worker.turn_seconds) as line:
+        if line is None:
+            verdict = None
+        else:
+            ask = worker.transport.ask_for(timeout_seconds=worker.settings.provider_timeout_seconds)
+            verdict = await source.provider.validate(ask, source.config, assertion)
+            line.unanswered = line.unanswered + 1 if isinstance(verdict, Unknown) else 0
+    if verdict is None:
+        await _postpone(worker, row, 0, questions=0)
+        return
     logs.count("provider.questions")
     await _follow(worker, row, source, assertion, verdict, drifted=known is not None)
 
 
-async def _known(worker: Worker, row: Row, assertion: Assertion) -> dict[str, Any] | None:
-    """The ledger row of the posted operation, and whether order and money are the same too: only then the provider need not be asked.
+async def _known(worker: Worker, row: Row, assertion: Assertion) -> bool | None:
+    """Whether the ledger has the posted operation, for the same order and money: only then the provider need not be asked.
 
-    A read may end a repeat; it never decides that something is new.
+    None when it has not. A read may end a repeat; it never decides that something is new.
     """
     if assertion.operation_id is None or assertion.effect is not Effect.PAID:
         return None
-    async with worker.db.autocommit("inbox.known") as tx:
-        return await tx.one(
-            dict,
-            """SELECT coalesce(order_id = %(order_id)s AND amount = %(amount)s AND currency = %(currency)s, false) AS same
-                 FROM processed_notifications
-                WHERE tenant_id = %(tenant_id)s AND source_id = %(source_id)s AND operation_id = %(operation_id)s AND effect = 'paid'""",
-            {
-                "tenant_id": row.tenant_id,
-                "source_id": row.source_id,
-                "operation_id": assertion.operation_id,
-                "order_id": assertion.order_id,
-                "amount": assertion.amount,
-                "currency": assertion.currency,
-            },
-        )
+    return await worker.together.known.put((row, assertion))
 
 
 _SAID_BEFORE: Final = {
@@ -171,40 +178,14 @@ async def _follows_earlier_copy(worker: Worker, row: Row, assertion: Assertion) 
     Whoever got one signed notification can post it as often as he likes; each copy must not become a question to the provider. A
     repeated payment is known by its operation in the ledger.
     """
-    async with worker.db.autocommit("inbox.copies") as tx:
-        copies = {
-            "tenant_id": row.tenant_id,
-            "source_id": row.source_id,
-            "order_id": assertion.order_id,
-            "id": row.notification_delivery_id,
-            "copy_id": row.copy_id,
-            "recent": COPY_SECONDS,
-            "limit": COPIES_ASKING,
-        }
-        decided = await tx.all(dict, _DECIDED_COPIES, copies)
-        open_ones = await tx.value(_OPEN_COPIES, copies)
-    if len(decided) == COPIES_ASKING and (said := _SAID_BEFORE.get(decided[0]["outcome"])):
+    copies = await worker.together.copies.put((row, assertion))
+    if len(copies.decided) == COPIES_ASKING and (said := _SAID_BEFORE.get(copies.decided[0])):
         await _end(worker, row, _asserted(assertion, said))
         return True
-    if open_ones == COPIES_ASKING:
+    if copies.asking == COPIES_ASKING:
         await _postpone(worker, row, COPY_WAIT_SECONDS, questions=0)
         return True
     return False
-
-
-_DECIDED_COPIES: Final = """
-SELECT outcome FROM notification_deliveries
- WHERE tenant_id = %(tenant_id)s AND order_id = %(order_id)s AND source_id = %(source_id)s AND copy_id = %(copy_id)s AND attempts > 0
-   AND decided_at > ipn_now() - %(recent)s * interval '1 second' ORDER BY id DESC LIMIT %(limit)s
-"""
-
-_OPEN_COPIES: Final = """
-SELECT count(*) FROM (
-    SELECT FROM inbox JOIN notification_deliveries d ON d.tenant_id = inbox.tenant_id AND d.id = inbox.notification_delivery_id
-     WHERE inbox.tenant_id = %(tenant_id)s AND inbox.order_id = %(order_id)s AND inbox.source_id = %(source_id)s AND state = 'received'
-       AND d.id < %(id)s AND d.copy_id = %(copy_id)s LIMIT %(limit)s
-) AS older
-"""
 
 
 async def _follow(worker: Worker, row: Row, source: SourceAccount, assertion: Assertion, verdict: Verdict, *, drifted: bool) -> None:
@@ -247,7 +228,8 @@ async def _apply(worker: Worker, row: Row, source: SourceAccount, assertion: Ass
         row.parking_over,
         alerts,
     )
-    await effects.apply(worker.db, origin, verdict, worker.effect)
+    if worker.effect or await worker.together.applied.put((origin, verdict)) is None:
+        await worker.together.alone.put((origin, verdict))
     worker.applied()
 
 
@@ -313,52 +295,15 @@ def _asserted(assertion: Assertion, outcome: DeliveryOutcome, reason: str | None
 
 async def _end(worker: Worker, row: Row, ending: Ending, *, questions: int = 0, sweep_order_id: str | None = None) -> None:
     claimed = row.claimed(questions=questions)
-    await worker.db.rerun(_end_once, worker.db, claimed, ending, row.now, sweep_order_id)
+    await worker.together.ended.put(End(claimed, ending, row.now, sweep_order_id))
     outcomes.report(claimed, ending)
     if ending.outcome in outcomes.WAITING_FOR_A_PERSON:
         worker.applied()
 
 
-async def _end_once(db: Database, claimed: Claimed, ending: Ending, now: datetime, sweep_order_id: str | None) -> None:
-    async with db.transaction("inbox.end") as tx:
-        if await outcomes.recorded(tx, claimed):
-            return  # our own COMMIT, whose answer was lost
-        await outcomes.end(tx, claimed, ending)
-        await outbox.stage(tx, db.clock, claimed.tenant_id, outcomes.announcement(claimed, ending, now))
-        if sweep_order_id:
-            await _sweep_at_once(tx, claimed.tenant_id, sweep_order_id)
-
-
-async def _sweep_at_once(tx: Transaction, tenant_id: str, order_id: str) -> None:
-    await tx.execute(
-        """INSERT INTO sweeps (tenant_id, order_id, source_id, created_at, expires_at, due_at)
-           SELECT tenant_id, order_id, source_id, created_at, expires_at, ipn_now() FROM orders
-            WHERE tenant_id = %(tenant_id)s AND order_id = %(order_id)s AND status IN ('pending', 'failed', 'cancelled', 'expired')
-           ON CONFLICT ON CONSTRAINT sweeps_pkey DO UPDATE SET due_at = least(sweeps.due_at, excluded.due_at)""",
-        {"tenant_id": tenant_id, "order_id": order_id},
-    )
-
-
 async def _postpone(worker: Worker, row: Row, wait_seconds: float, *, asked: int = 0, refuted: int = 0, questions: int = 1) -> None:
     """Give the lease back and be due again after the wait."""
-    async with worker.db.transaction("inbox.postpone") as tx:
-        kept = await tx.execute(
-            """UPDATE inbox SET due_at = ipn_now() + %(wait)s * interval '1 second', lease_expires_at = NULL, asked = asked + %(asked)s,
-                                refuted = refuted + %(refuted)s, questions = questions + %(questions)s
-                WHERE tenant_id = %(tenant_id)s AND notification_delivery_id = %(id)s AND fence = %(fence)s
-                  AND lease_expires_at IS NOT NULL""",
-            {
-                "wait": wait_seconds,
-                "asked": asked,
-                "refuted": refuted,
-                "questions": questions,
-                "tenant_id": row.tenant_id,
-                "id": row.notification_delivery_id,
-                "fence": row.fence,
-            },
-        )
-    if kept == 0:
-        raise LeaseLost(notification_delivery=str(row.notification_delivery_id))
+    await worker.together.postponed.put(Wait(row, wait_seconds, asked=asked, refuted=refuted, questions=questions))
 
 
 async def release_parked(db: Database, *, parking_hours: float) -> int:

@@ -4,10 +4,11 @@
 import asyncio
 import json
 import secrets
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Coroutine, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Final
+from urllib.parse import urlsplit
 
 import typer
 
@@ -15,9 +16,18 @@ from ipn_gateway import act_commands, console, receiver
 from ipn_gateway.options import Host
 
 if TYPE_CHECKING:
+    from uuid import UUID
+
     from ipn_gateway.db import Database
+    from ipn_gateway.endpoints import CreatedSecret, NewEndpoint
     from ipn_gateway.listening import Listener
     from ipn_gateway.settings import Settings
+
+DESCRIPTION: Final = "ipn-gateway listen"
+"""Of the endpoints that are made here, by which one that was left behind is known."""
+
+ANSWER_SECONDS: Final = 2.0
+"""How long another `listen` may take to accept a connection."""
 
 
 def listen(
@@ -131,22 +141,76 @@ async def _run(chosen: "Settings", listener: "Listener", subscription: _Subscrip
 
 @asynccontextmanager
 async def _subscribed(chosen: "Settings", subscription: _Subscription, url: str) -> AsyncIterator[None]:
-    """An endpoint that is there as long as the block runs."""
-    from ipn_gateway import addresses, endpoints
-    from ipn_gateway.errors import NotFound
+    """An endpoint that is there as long as the block runs, whatever ends it: its id is chosen before, so it is deleted unseen, too."""
+    from ipn_gateway import addresses, endpoints, ids, signing
+    from ipn_gateway.endpoints import CreatedSecret
 
     addresses.check_endpoint_url(url, allow_loopback=True)
-    tenant, actor = subscription.tenant, act_commands.actor()
-    new = endpoints.NewEndpoint(url, subscription.events, "ipn-gateway listen")
+    tenant = subscription.tenant
+    new = endpoints.NewEndpoint(url, subscription.events, DESCRIPTION)
     async with console.database(chosen) as (_, db):
         await _check_tenant(db, tenant)
-        made = await endpoints.create(db, console.vault(chosen), tenant, new, secret_bytes=subscription.secret_bytes, actor=actor)
+        await _delete_left_over(db, tenant, url)
+        made = CreatedSecret(ids.new(db.clock.now()), signing.new_keys(subscription.secret_bytes))
         try:
+            await _to_its_end(_create(chosen, db, tenant, new, made))
             yield
         finally:
-            with suppress(NotFound):  # somebody else has deleted it
-                cancelled = await endpoints.delete(db, tenant, made.endpoint_id, actor=actor)
-                typer.echo(f"The subscription is ended; {cancelled} event deliveries were cancelled.", err=True)
+            await _to_its_end(_delete(db, tenant, made.endpoint_id))
+
+
+async def _create(chosen: "Settings", db: "Database", tenant: str, new: "NewEndpoint", made: "CreatedSecret") -> None:
+    from ipn_gateway import endpoints
+
+    async with db.transaction("endpoints.create") as tx:
+        await endpoints.create_in(tx, console.vault(chosen), tenant, new, made, actor=act_commands.actor(), now=db.clock.now())
+
+
+async def _delete(db: "Database", tenant: str, endpoint_id: "UUID") -> None:
+    from ipn_gateway import endpoints
+    from ipn_gateway.errors import NotFound
+
+    with suppress(NotFound):  # somebody else has deleted it, or it was never made
+        cancelled = await db.rerun(endpoints.delete, db, tenant, endpoint_id, actor=act_commands.actor())
+        typer.echo(f"The subscription is ended; {cancelled} event deliveries were cancelled.", err=True)
+
+
+async def _to_its_end(work: Coroutine[Any, Any, None]) -> None:
+    """Do what a second signal must not break off in the middle; it is heeded as soon as that is done."""
+    task = asyncio.create_task(work)  # noqa: TID251 - one task, awaited here
+    try:
+        await asyncio.shield(task)
+    except asyncio.CancelledError:
+        await asyncio.wait([task])
+        task.exception()  # looked at: what was asked for, to end, is what is told
+        raise
+
+
+async def _delete_left_over(db: "Database", tenant: str, url: str) -> None:
+    """Delete what an earlier `listen` that was killed has left behind: nobody listens there any more, or now we do."""
+    from ipn_gateway import ids
+
+    async with db.autocommit("endpoints.left_by_listen") as tx:
+        found = await tx.all(
+            dict,
+            "SELECT id, url FROM endpoints WHERE tenant_id = %(tenant)s AND description = %(description)s AND deleted_at IS NULL",
+            {"tenant": tenant, "description": DESCRIPTION},
+        )
+    for row in found:
+        if row["url"] == url or not await _is_listened_on(row["url"]):
+            typer.echo(f"{ids.show(ids.ENDPOINT, row['id'])} was left behind by an earlier `listen`.", err=True)
+            await _delete(db, tenant, row["id"])
+
+
+async def _is_listened_on(url: str) -> bool:
+    parts = urlsplit(url)
+    try:
+        async with asyncio.timeout(ANSWER_SECONDS):
+            _, writer = await asyncio.open_connection(parts.hostname, parts.port)
+    except OSError:  # TimeoutError is one
+        return False
+    writer.close()
+    return True
 
 
 async def _check_tenant(db: "Database", tenant: str) -> None:

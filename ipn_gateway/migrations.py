@@ -12,7 +12,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from ipn_gateway import logs, retention
+from ipn_gateway import event_log, logs, retention
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -73,8 +73,9 @@ async def pending(db: Database) -> list[str]:
 
 
 async def migrate(url: str, db: Database) -> list[str]:
-    """Apply what is pending, and make the partitions ahead; the revisions that were applied."""
+    """Apply what is pending, continue the log of events, make the partitions ahead; the revisions that were applied."""
     done = await asyncio.to_thread(_upgrade, url) if await pending(db) else []
+    await event_log.ensure_continued(db)
     await retention.ensure_partitions(db)
     return done
 

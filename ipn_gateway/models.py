@@ -33,7 +33,7 @@ from ipn_gateway.states import DeliveryOutcome, EventDeliveryStatus, InboxState,
 
 
 class XID8(UserDefinedType[int]):
-    """A transaction's number: events are pulled in its order, below the oldest running writer."""
+    """A transaction's number; what migrations made before positions took its place."""
 
     cache_ok = True
 
@@ -405,7 +405,7 @@ class Event(SQLModel, table=True):
     __table_args__ = (
         PrimaryKeyConstraint("tenant_id", "id"),
         UniqueConstraint("tenant_id", "order_id", "sequence", name="events_sequence_key"),
-        Index("events_pull_idx", "tenant_id", "transaction_id", "id"),
+        Index("events_pull_idx", "tenant_id", "position", "id"),
         Index("events_created_idx", "tenant_id", "created_at", "id"),
         CheckConstraint("(type LIKE 'order.%') = (sequence IS NOT NULL)", name="events_sequence_check"),
     )
@@ -417,9 +417,33 @@ class Event(SQLModel, table=True):
     sequence: int | None = None
     body: bytes = _bytes()
     created_at: datetime = _time(now=True)
-    transaction_id: int = Field(
-        default=None, sa_type=XID8(), nullable=False, sa_column_kwargs={"server_default": text("pg_current_xact_id()")}
+    position: int = Field(  # the order of the pull
+        default=None, sa_type=BigInteger, nullable=False, sa_column_kwargs={"server_default": text("event_position()")}
     )
+
+
+class EventLog(SQLModel, table=True):
+    """The one row behind `event_position()`: the number of the writing transaction plus an offset, which each start looks at."""
+
+    __tablename__ = "event_log"
+    __table_args__ = (PrimaryKeyConstraint("is_only"), CheckConstraint("is_only", name="event_log_is_only_check"))
+
+    is_only: bool = _flag(default=True)
+    system: str = _text(default="")  # identifier of the cluster that the offset is for; empty before the first start
+    xid_offset: int = _count(big=True)
+
+
+class EventHorizon(SQLModel, table=True):
+    """Up to where a tenant's events of one type were deleted after their retention: a pull's cursor before it has missed some."""
+
+    __tablename__ = "event_horizons"
+    __table_args__ = (PrimaryKeyConstraint("tenant_id", "type"),)
+
+    tenant_id: str = _text()
+    type: str = _text()
+    position: int = Field(sa_type=BigInteger)
+    event_id: str = _text()  # with its position: the last one deleted, in the order of the pull
+    deleted_by: int = Field(sa_type=BigInteger)  # the position of the last transaction that deleted some
 
 
 class Endpoint(SQLModel, table=True):

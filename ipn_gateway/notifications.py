@@ -3,30 +3,34 @@
 Refused ones (forged, malformed) are kept up to a rate per source and address, beyond it counted and sampled: an open endpoint must not
 fill the disk. So the rates weigh bytes, and a source has one over all addresses too. A wrong hash may only be a changed password, so one
 that names a known unpaid order is kept beyond the rates too.
+
+Arrivals that are in flight together are written together (`Batches`); each sender is answered after the commit of his own.
 """
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
+import json
 from collections import OrderedDict
 from dataclasses import dataclass
+from functools import partial
 from ipaddress import IPv4Address, IPv6Address, ip_address
 from typing import TYPE_CHECKING, Any, Final
 
-from psycopg.types.json import Jsonb
-
-from ipn_gateway import ids, logs
+from ipn_gateway import batches, ids, logs
+from ipn_gateway.batches import Batches
 from ipn_gateway.db import INTAKE_SECONDS_MAX
-from ipn_gateway.errors import GatewayError, MalformedNotification, SignatureInvalid, UnsupportedMediaType
+from ipn_gateway.errors import GatewayError, MalformedNotification, Overloaded, SignatureInvalid, UnsupportedMediaType
 from ipn_gateway.providers.base import Assertion, Effect, InboundRequest, Malformed, Proof
 from ipn_gateway.states import UNPAID
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable
+    from collections.abc import Hashable, Sequence
     from uuid import UUID
 
     from ipn_gateway.clock import Clock
-    from ipn_gateway.db import Database
+    from ipn_gateway.db import Database, Transaction
     from ipn_gateway.sources import SourceAccount, Sources
 
 BODY_BYTES_MAX: Final = 64 * 1024
@@ -42,6 +46,15 @@ SAMPLES_PER_SECOND: Final = 1.0
 REFUSED_PER_ORDER: Final = 100  # and this many that name one unpaid order
 ADDRESSES_MAX: Final = 10_000
 IPV6_SITE_BITS: Final = 64  # who has one address of IPv6 has all of its /64
+TOGETHER_MAX: Final = 64
+"""Arrivals in one statement: what it costs beside them is then little, and the last bytes of the first one wait for few others."""
+
+WRITERS: Final = 2
+"""Sets that are written at once: one is prepared while the other commits, and a connection that falls silent holds up its own set only."""
+
+WAITING_MAX: Final = 1000
+"""Arrivals that wait to be written, as many as requests at once; one more is answered 503."""
+
 NOT_STORED_HEADERS: Final = frozenset({"authorization", "cookie", "proxy-authorization", "x-api-key"})
 
 
@@ -167,26 +180,56 @@ class Reading:
         return SignatureInvalid() if self.proof == Proof.REFUSED else None
 
 
+class Intake:
+    """Where arrivals are kept: the database, the rates of the refused ones, and those that wait to be written."""
+
+    def __init__(self, db: Database, sources: Sources) -> None:
+        self.db = db
+        self.sources = sources
+        self.floods = Floods(db.clock)
+        self._arrivals: Batches[dict[str, Any], None] = Batches(
+            partial(db.rerun, _store_together, db, within_seconds=INTAKE_SECONDS_MAX),
+            name="notifications",
+            most=TOGETHER_MAX,
+            waiting_max=WAITING_MAX,
+            writers=WRITERS,
+        )
+
+    async def store(self, row: dict[str, Any]) -> None:
+        """Returns when it is committed. Raises `Overloaded` when too many wait, and when that took so long that the sender is told.
+
+        Nothing is taken back by a caller that goes away: what has arrived is written all the same.
+        """
+        try:
+            async with asyncio.timeout(INTAKE_SECONDS_MAX):
+                await self._arrivals.put(row)
+        except TimeoutError:
+            raise Overloaded from None
+
+    async def drained(self) -> None:
+        """Wait until what has arrived is written, as long as senders would."""
+        await self._arrivals.drained(seconds=2 * INTAKE_SECONDS_MAX)
+
+
 async def receive(
-    db: Database,
-    sources: Sources,
-    floods: Floods,
-    source: SourceAccount,
-    request: InboundRequest,
-    *,
-    via: str = "ipn",
-    remote_address: str | None = None,
+    intake: Intake, source: SourceAccount, request: InboundRequest, *, via: str = "ipn", remote_address: str | None = None
 ) -> Receipt:
-    """Read, prove locally, store, commit. Owns its transaction; raises `Overloaded` when nothing could be stored."""
-    reading = await _read(sources, source, request)
-    delivery_id = ids.new(db.clock.now())
+    """Read, prove locally, store, commit. Raises `Overloaded` when nothing could be stored in time."""
+    reading = await _read(intake.sources, source, request)
+    delivery_id = ids.new(intake.db.clock.now())
     row = _row(source, request, reading, delivery_id, via=via, remote_address=remote_address)
-    refused = reading.outcome != "received"
-    size = _size_bytes(request)
-    beyond = refused and not floods.within(source.name, remote_address, size) and not floods.sampled(source.name, size)
-    stored = await db.rerun(_store_once, db, row, only_if_unpaid=beyond, within_seconds=INTAKE_SECONDS_MAX)
+    stored = True
+    if reading.outcome == "received" or _within_rates(intake.floods, source, request, remote_address):
+        await intake.store(row)
+    else:
+        stored = await intake.db.rerun(_store_if_unpaid, intake.db, row, within_seconds=INTAKE_SECONDS_MAX)
     _report(source, reading, delivery_id, via, stored=stored)
     return Receipt(delivery_id if stored else None, reading.error, storable(reading.order_id))
+
+
+def _within_rates(floods: Floods, source: SourceAccount, request: InboundRequest, remote_address: str | None) -> bool:
+    size = _size_bytes(request)
+    return floods.within(source.name, remote_address, size) or floods.sampled(source.name, size)
 
 
 async def _read(sources: Sources, source: SourceAccount, request: InboundRequest) -> Reading:
@@ -215,7 +258,7 @@ def _row(
         "via": via,
         "remote_address": remote_address,
         "query": storable(request.query, BODY_BYTES_MAX),
-        "headers": Jsonb(
+        "headers": json.dumps(
             [[name, "[left out]" if name in NOT_STORED_HEADERS else storable(value, BODY_BYTES_MAX)] for name, value in request.headers]
         ),
         "raw_body": request.body,
@@ -223,9 +266,7 @@ def _row(
         **asserted(reading),
         "outcome": reading.outcome,
         "reason": reading.reason,
-        "alerts": Jsonb(list(reading.assertion.alerts)) if reading.assertion and reading.assertion.alerts else None,
-        "refused_per_order": REFUSED_PER_ORDER,
-        "unpaid": [str(status) for status in UNPAID],
+        "alerts": json.dumps(reading.assertion.alerts) if reading.assertion and reading.assertion.alerts else None,
     }
 
 
@@ -248,28 +289,52 @@ def asserted(reading: Reading) -> dict[str, Any]:
 
 def storable(text: str | None, length_max: int = TEXT_LENGTH_MAX) -> str | None:
     """Text that PostgreSQL takes and a person can read: NUL becomes ␀, undecodable bytes ?, cut at `length_max` characters."""
-    if text is None:
-        return None
+    if text is None or (text.isascii() and "\x00" not in text):
+        return text and text[:length_max]
     return text.replace("\x00", "␀").encode("utf-8", "replace").decode()[:length_max]
 
 
-_STORE = """
+_STORE: Final = f"""
 WITH delivery AS (
     INSERT INTO notification_deliveries
            (tenant_id, id, source_id, provider, via, remote_address, query, headers, raw_body, sha256, proof, provider_delivery_id,
             copy_id, order_id, operation_id, effect, asserted_status, outcome, reason, decided_at, alerts)
-    VALUES (%(tenant_id)s, %(id)s, %(source_id)s, %(provider)s, %(via)s, %(remote_address)s, %(query)s, %(headers)s, %(raw_body)s,
-            %(sha256)s, %(proof)s, %(provider_delivery_id)s, %(copy_id)s, %(order_id)s, %(operation_id)s, %(effect)s,
-            %(asserted_status)s, %(outcome)s, %(reason)s, CASE WHEN %(outcome)s <> 'received' THEN ipn_now() END, %(alerts)s)
+    SELECT tenant_id, id, source_id, provider, via, remote_address, query, headers::jsonb, raw_body, sha256, proof, provider_delivery_id,
+           copy_id, order_id, operation_id, effect, asserted_status, outcome, reason,
+           CASE WHEN outcome <> 'received' THEN ipn_now() END, alerts::jsonb
+      FROM {
+    batches.given(
+        tenant_id="text",
+        id="uuid",
+        source_id="text",
+        provider="text",
+        via="text",
+        remote_address="text",
+        query="text",
+        headers="text",
+        raw_body="bytea",
+        sha256="bytea",
+        proof="text",
+        provider_delivery_id="text",
+        copy_id="text",
+        order_id="text",
+        operation_id="text",
+        effect="text",
+        asserted_status="text",
+        outcome="text",
+        reason="text",
+        alerts="text",
+    )
+}
     ON CONFLICT ON CONSTRAINT notification_deliveries_pkey DO NOTHING
-    RETURNING tenant_id, id, source_id, order_id, operation_id, received_at
+    RETURNING tenant_id, id, source_id, order_id, operation_id, proof, outcome, received_at
 )
 INSERT INTO inbox (tenant_id, notification_delivery_id, source_id, order_id, operation_id, proved, received_at, due_at)
-SELECT tenant_id, id, source_id, order_id, operation_id, %(proved)s, received_at, received_at
-  FROM delivery WHERE %(outcome)s = 'received'
+SELECT tenant_id, id, source_id, order_id, operation_id, proof = 'proved', received_at, received_at
+  FROM delivery WHERE outcome = 'received'
 """
 
-_ONE_MORE_REFUSED = """
+_ONE_MORE_REFUSED: Final = """
 UPDATE order_slots SET refused_count = refused_count + 1
  WHERE tenant_id = %(tenant_id)s AND order_id = %(order_id)s AND refused_count < %(refused_per_order)s
    AND EXISTS (SELECT FROM orders WHERE orders.tenant_id = order_slots.tenant_id AND orders.order_id = order_slots.order_id
@@ -277,13 +342,30 @@ UPDATE order_slots SET refused_count = refused_count + 1
 """
 
 
-async def _store_once(db: Database, row: dict[str, Any], *, only_if_unpaid: bool) -> bool:
-    """Insert the delivery and its open work. Its id is ours and the whole key, so a run after a lost COMMIT finds its own row."""
+async def _store_together(db: Database, rows: Sequence[dict[str, Any]]) -> list[None]:
+    """Insert deliveries and their open work. Their ids are ours and the whole key, so a run after a lost COMMIT finds its own rows."""
     async with db.transaction("notifications.receive", seconds_max=INTAKE_SECONDS_MAX) as tx:
-        if only_if_unpaid and await tx.execute(_ONE_MORE_REFUSED, row) == 0:
+        await _store(tx, rows)
+    return [None] * len(rows)
+
+
+async def _store_if_unpaid(db: Database, row: dict[str, Any]) -> bool:
+    """The same for one that was refused and is beyond the rates, if it names an unpaid order that has few such; whether it was stored."""
+    asked = {
+        "tenant_id": row["tenant_id"],
+        "order_id": row["order_id"],
+        "refused_per_order": REFUSED_PER_ORDER,
+        "unpaid": [str(status) for status in UNPAID],
+    }
+    async with db.transaction("notifications.receive", seconds_max=INTAKE_SECONDS_MAX) as tx:
+        if await tx.execute(_ONE_MORE_REFUSED, asked) == 0:
             return False
-        await tx.execute(_STORE, row)
+        await _store(tx, [row])
     return True
+
+
+async def _store(tx: Transaction, rows: Sequence[dict[str, Any]]) -> None:
+    await tx.execute(_STORE, batches.arrays(rows))
 
 
 def _report(source: SourceAccount, reading: Reading, delivery_id: UUID, via: str, *, stored: bool) -> None:

@@ -199,10 +199,20 @@ class Endpoint(Shape):
     created_at: Time
 
 
+def _without_default(schema: dict[str, Any]) -> None:
+    """A member that may be absent has no value then."""
+    schema.pop("default", None)
+
+
 class EndpointWithSecret(Endpoint):
     """The answer to create and rotate: the only time that the secret is shown."""
 
-    secret: str = Field(examples=["whsec_…"])
+    secret: str = Field(
+        default="",
+        examples=["whsec_…"],
+        description="shown once: a repeat of the call, after its `Idempotency-Key`, has the same answer without it",
+        json_schema_extra=_without_default,
+    )
     public_key: str = Field(examples=["whpk_…"], description="of the key pair that was made with it")
 
 
@@ -217,6 +227,18 @@ class Event(Shape):
     data: dict[str, Any]
 
 
+class EventPage(Shape):
+    """One page of the log of events, oldest first. `next_cursor` is never null: a follower waits there.
+
+    `lag_seconds` is how old the oldest event is that cannot be shown yet, because a transaction that began before it still writes somewhere
+    on the database's server; 0 when there is none.
+    """
+
+    items: list[Event]
+    next_cursor: str
+    lag_seconds: float
+
+
 class Attempt(Shape):
     """One HTTP try of an event delivery."""
 
@@ -225,7 +247,7 @@ class Attempt(Shape):
     trigger: Trigger
     started_at: Time
     duration_ms: int
-    address: str | None
+    address: str | None = Field(description="what the URL's name led to; the URL is the one that the endpoint had at `started_at`")
     status_code: int | None
     outcome: Literal["delivered", "refused", "timeout", "connect_failed", "tls_failed", "disconnected", "protocol_error", "blocked"]
     error: str | None

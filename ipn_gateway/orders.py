@@ -60,13 +60,18 @@ class NewOrder:
     metadata: dict[str, Any] = field(default_factory=dict)
 
 
+LOCKED: Final = """
+o.tenant_id, o.order_id, o.source_id, o.status, o.reason, o.amount, o.currency, o.amount_paid, o.amount_refunded, o.expires_at, o.metadata,
+o.event_count, ipn_now() AS now
+"""
+"""The columns of a `LockedOrder`, from `orders AS o`."""
+
+
 async def lock(tx: Transaction, tenant_id: str, order_id: str) -> LockedOrder | None:
     """The order, locked, or None."""
     return await tx.one(
         LockedOrder,
-        """SELECT tenant_id, order_id, source_id, status, reason, amount, currency, amount_paid, amount_refunded, expires_at, metadata,
-                  event_count, ipn_now() AS now
-             FROM orders WHERE tenant_id = %(tenant_id)s AND order_id = %(order_id)s FOR UPDATE""",
+        f"SELECT {LOCKED} FROM orders AS o WHERE tenant_id = %(tenant_id)s AND order_id = %(order_id)s FOR UPDATE",
         {"tenant_id": tenant_id, "order_id": order_id},
     )
 

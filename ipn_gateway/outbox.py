@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol
 
-from ipn_gateway import events, ids, money
+from ipn_gateway import batches, endpoints, events, ids, money
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from ipn_gateway.decisions import LockedOrder
     from ipn_gateway.events import NewEvent
 
-SUBSCRIBERS_MAX = 100
-"""Endpoints of one tenant that one event can go to; bounds the length of the transaction."""
+SUBSCRIBERS_MAX = endpoints.ENDPOINTS_MAX
+"""Endpoints that one event can go to: all of a tenant's."""
 
 
 def wants(events_column: str, type_column: str) -> str:
@@ -29,26 +29,28 @@ def wants(events_column: str, type_column: str) -> str:
                        OR (right(wanted, 2) = '.*' AND starts_with({type_column}, left(wanted, -1))))"""
 
 
+# The last twelve digits of a delivery's id come from the endpoint, so that one new id an event is enough for all of its deliveries.
 _STAGE = f"""
 WITH given AS (
-    SELECT * FROM unnest(%(ids)s::text[], %(types)s::text[], %(orders)s::text[], %(sequences)s::int[], %(bodies)s::bytea[])
-             AS given (id, type, order_id, sequence, body)
+    SELECT * FROM {batches.given(tenant_id="text", id="text", type="text", order_id="text", sequence="int", body="bytea", new_id="uuid")}
 ), staged AS (
     INSERT INTO events (tenant_id, id, type, order_id, sequence, body)
-    SELECT %(tenant_id)s, id, type, order_id, sequence, body FROM given
+    SELECT tenant_id, id, type, order_id, sequence, body FROM given
     ON CONFLICT ON CONSTRAINT events_pkey DO NOTHING
-    RETURNING id, type, order_id, sequence
+    RETURNING tenant_id, id, type, order_id, sequence
 ), subscribed AS (
-    SELECT staged.id, staged.type, staged.order_id, staged.sequence, endpoints.id AS endpoint_id,
-           row_number() OVER (ORDER BY staged.id, endpoints.id) AS place
-      FROM staged JOIN endpoints ON endpoints.tenant_id = %(tenant_id)s AND endpoints.deleted_at IS NULL
-                                AND endpoints.id IS DISTINCT FROM %(but_to)s::uuid
+    SELECT staged.*, given.new_id::text AS new_id, endpoints.id AS endpoint_id,
+           row_number() OVER (PARTITION BY staged.tenant_id, staged.id ORDER BY endpoints.id) AS place
+      FROM staged
+      JOIN given ON given.tenant_id = staged.tenant_id AND given.id = staged.id
+      JOIN endpoints ON endpoints.tenant_id = staged.tenant_id AND endpoints.deleted_at IS NULL
+                    AND endpoints.id IS DISTINCT FROM %(but_to)s::uuid
      WHERE {wants("endpoints.events", "staged.type")}
 )
 INSERT INTO event_deliveries (tenant_id, id, event_id, endpoint_id, event_type, order_id, sequence, next_attempt_at)
-SELECT %(tenant_id)s, (%(delivery_ids)s::uuid[])[place], id, endpoint_id, type, order_id, sequence,
-       ipn_now() + %(first_wait)s * interval '1 second'
-  FROM subscribed WHERE place <= cardinality(%(delivery_ids)s::uuid[])
+SELECT tenant_id, overlay(new_id PLACING left(md5(new_id || endpoint_id::text), 12) FROM 25)::uuid, id, endpoint_id, type, order_id,
+       sequence, ipn_now() + %(first_wait)s * interval '1 second'
+  FROM subscribed WHERE place <= {SUBSCRIBERS_MAX}
 """
 
 
@@ -59,23 +61,29 @@ async def stage(
 
     The endpoint `but_to` gets none, whatever it wants: the events are about it.
     """
-    if not staged:
-        return 0
+    return await stage_all(tx, clock, [(tenant_id, event) for event in staged], first_wait=first_wait, but_to=but_to)
+
+
+async def stage_all(
+    tx: Transaction, clock: Clock, staged: Sequence[tuple[str, NewEvent]], *, first_wait: float = 0, but_to: UUID | None = None
+) -> int:
+    """The same for events of several tenants, each with its own. The same event twice is one."""
     now = clock.now()
-    return await tx.execute(
-        _STAGE,
-        {
+    rows = {
+        (tenant_id, event.id): {
             "tenant_id": tenant_id,
-            "ids": [event.id for event in staged],
-            "types": [event.type for event in staged],
-            "orders": [event.order_id for event in staged],
-            "sequences": [event.sequence for event in staged],
-            "bodies": [event.body for event in staged],
-            "delivery_ids": [ids.new(now) for _ in range(SUBSCRIBERS_MAX * len(staged))],
-            "first_wait": first_wait,
-            "but_to": but_to,
-        },
-    )
+            "id": event.id,
+            "type": event.type,
+            "order_id": event.order_id,
+            "sequence": event.sequence,
+            "body": event.body,
+            "new_id": ids.new(now),
+        }
+        for tenant_id, event in staged
+    }
+    if not rows:
+        return 0
+    return await tx.execute(_STAGE, batches.arrays(list(rows.values())) | {"first_wait": first_wait, "but_to": but_to})
 
 
 class Named(Protocol):

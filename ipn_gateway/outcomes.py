@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any, Final
 
 from psycopg.types.json import Jsonb
 
-from ipn_gateway import audit, confirmations, events, ids, logs, money
+from ipn_gateway import audit, batches, confirmations, events, ids, logs, money
 from ipn_gateway.errors import LeaseLost
 from ipn_gateway.states import DeliveryOutcome, InboxState
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
     from datetime import datetime
     from decimal import Decimal
     from uuid import UUID
@@ -59,38 +59,66 @@ class Ending:
 
 
 # What waits for a person keeps its inbox row; every other end removes it. Without a lease that is ours nothing is touched.
-_END = """
+_END = f"""
 WITH mine AS (
-    SELECT tenant_id, notification_delivery_id FROM inbox
-     WHERE tenant_id = %(tenant_id)s AND notification_delivery_id = %(delivery_id)s AND fence = %(fence)s AND lease_expires_at IS NOT NULL
-       FOR UPDATE
+    SELECT given.* FROM {
+    batches.given(
+        tenant_id="text",
+        delivery_id="uuid",
+        fence="bigint",
+        questions="int",
+        kept="bool",
+        state="text",
+        outcome="text",
+        reason="text",
+        order_id="text",
+        operation_id="text",
+        effect="text",
+        answer="jsonb",
+        alert="text",
+        confirmed="jsonb",
+        resolution="text",
+    )
+}
+      JOIN inbox ON inbox.tenant_id = given.tenant_id AND inbox.notification_delivery_id = given.delivery_id
+                AND inbox.fence = given.fence AND inbox.lease_expires_at IS NOT NULL
+     ORDER BY inbox.tenant_id, inbox.notification_delivery_id FOR UPDATE OF inbox
 ), gone AS (
-    DELETE FROM inbox USING mine WHERE NOT %(kept)s
-       AND inbox.tenant_id = mine.tenant_id AND inbox.notification_delivery_id = mine.notification_delivery_id
+    DELETE FROM inbox USING mine WHERE NOT mine.kept
+       AND inbox.tenant_id = mine.tenant_id AND inbox.notification_delivery_id = mine.delivery_id
 ), waiting AS (
-    UPDATE inbox SET state = %(state)s, due_at = NULL, lease_expires_at = NULL, questions = %(questions)s,
-                     order_id = coalesce(%(order_id)s, order_id), operation_id = coalesce(%(operation_id)s, inbox.operation_id)
-      FROM mine WHERE %(kept)s
-       AND inbox.tenant_id = mine.tenant_id AND inbox.notification_delivery_id = mine.notification_delivery_id
-), decided AS (
-    UPDATE notification_deliveries AS d
-       SET outcome = %(outcome)s, reason = %(reason)s, decided_at = ipn_now(), attempts = %(questions)s,
-           operation_id = coalesce(%(operation_id)s, d.operation_id), effect = coalesce(%(effect)s, d.effect),
-           provider_answer = coalesce(%(answer)s, d.provider_answer), confirmed = %(confirmed)s, resolution = %(resolution)s,
-           alerts = CASE WHEN %(alert)s::text IS NULL THEN d.alerts ELSE coalesce(d.alerts, '[]'::jsonb) || to_jsonb(%(alert)s::text) END
-      FROM mine WHERE d.tenant_id = mine.tenant_id AND d.id = mine.notification_delivery_id
-    RETURNING 1
+    UPDATE inbox SET state = mine.state, due_at = NULL, lease_expires_at = NULL, questions = mine.questions,
+                     order_id = coalesce(mine.order_id, inbox.order_id), operation_id = coalesce(mine.operation_id, inbox.operation_id)
+      FROM mine WHERE mine.kept
+       AND inbox.tenant_id = mine.tenant_id AND inbox.notification_delivery_id = mine.delivery_id
 )
-SELECT count(*) FROM decided
+UPDATE notification_deliveries AS d
+   SET outcome = mine.outcome, reason = mine.reason, decided_at = ipn_now(), attempts = mine.questions,
+       operation_id = coalesce(mine.operation_id, d.operation_id), effect = coalesce(mine.effect, d.effect),
+       provider_answer = coalesce(mine.answer, d.provider_answer), confirmed = mine.confirmed, resolution = mine.resolution,
+       alerts = CASE WHEN mine.alert IS NULL THEN d.alerts ELSE coalesce(d.alerts, '[]'::jsonb) || to_jsonb(mine.alert) END
+  FROM mine WHERE d.tenant_id = mine.tenant_id AND d.id = mine.delivery_id
+RETURNING d.id
 """
 
 
 async def end(tx: Transaction, claimed: Claimed, ending: Ending) -> None:
     """Decide the delivery. Raises `LeaseLost` when the lease is not ours any more; the caller's transaction rolls back."""
+    if not await end_all(tx, [(claimed, ending)]):
+        raise LeaseLost(notification_delivery=str(claimed.delivery_id))
+
+
+async def end_all(tx: Transaction, ends: Sequence[tuple[Claimed, Ending]]) -> set[UUID]:
+    """Decide a set of deliveries; those that were, which are those whose leases are still ours. At least one, each once."""
+    rows = [await _end_row(tx, claimed, ending) for claimed, ending in ends]
+    return {row["id"] for row in await tx.all(dict, _END, batches.arrays(rows))}
+
+
+async def _end_row(tx: Transaction, claimed: Claimed, ending: Ending) -> dict[str, Any]:
     waits = ending.outcome in WAITING_FOR_A_PERSON
     dismissed = waits and await _dismissed_before(tx, claimed, ending)
     kept = waits and not dismissed
-    row = _row(claimed, ending) | {
+    return _row(claimed, ending) | {
         "kept": kept,
         "state": str(InboxState(ending.outcome)) if kept else None,
         "outcome": str(ending.outcome),
@@ -100,8 +128,6 @@ async def end(tx: Transaction, claimed: Claimed, ending: Ending) -> None:
         "confirmed": Jsonb(confirmations.frozen(ending.confirmed)) if kept and ending.confirmed else None,
         "resolution": "dismiss" if dismissed else None,
     }
-    if await tx.value(_END, row) != 1:
-        raise LeaseLost(notification_delivery=str(claimed.delivery_id))
 
 
 async def _dismissed_before(tx: Transaction, claimed: Claimed, ending: Ending) -> bool:

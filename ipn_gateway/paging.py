@@ -109,10 +109,3 @@ def moment(text: str) -> datetime:
     if found.tzinfo is None:
         raise ValueError("a time with its offset is needed")
     return found
-
-
-def transaction_id(text: str) -> str:
-    """A transaction's number in decimal, of 64 bits. Raises ValueError for anything else."""
-    if not (text.isascii() and text.isdigit() and int(text) < 1 << 64):
-        raise ValueError("a transaction's number is needed")
-    return text

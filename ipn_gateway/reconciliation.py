@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Final, Literal
 import psycopg
 
 from ipn_gateway import audit, claims, effects, ids, logs, orders, outbox, outcomes, source_states
-from ipn_gateway.effects import EffectFailed, Origin
+from ipn_gateway.bookings import Origin
+from ipn_gateway.effects import EffectFailed
 from ipn_gateway.errors import LeaseLost, Overloaded
 from ipn_gateway.providers.base import Confirmed, Unknown
 from ipn_gateway.states import UNPAID, OrderStatus
@@ -37,8 +38,10 @@ IN_FLIGHT_PER_TENANT: Final = SLOTS // 2
 
 Learned = Literal["clear", "unclear", "money_waits"]
 
-ASK_AGAIN_SECONDS: Final[dict[Learned, tuple[float, ...]]] = {"clear": (), "unclear": (600.0,), "money_waits": (86400.0,)}
-"""At the latest, after an answer that says nothing, or that found money for a person to decide."""
+UNCLEAR_SECONDS: Final = 600.0
+UNCLEAR_AGE_SECONDS_MAX: Final = 259_200.0  # of an order's age; then the wait is a part of that
+UNCLEAR_PER_AGE: Final = 0.1
+MONEY_WAITS_SECONDS: Final = 86400.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,9 +179,17 @@ async def _after_asking(db: Database, settings: Settings, due: Due, learned: Lea
 
 
 def _next_wait(settings: Settings, due: Due, learned: Learned) -> float | None:
-    """Seconds until the order is asked for again; None when the schedule and the expiry are behind it."""
-    ahead = [moment - due.age_seconds for moment in settings.sweep_schedule if moment > due.age_seconds]
-    return min([*ahead, *ASK_AGAIN_SECONDS[learned]], default=None)
+    """Seconds until the order is asked for again; None when the schedule and the expiry are behind it.
+
+    An unclear answer is no end: it is asked again each 10 minutes, as often as a notification would be, and from the third day on after a
+    tenth of the order's age, ever more rarely. Nor is one that found money for a person to decide: that is asked about once a day.
+    """
+    waits = [moment - due.age_seconds for moment in settings.sweep_schedule if moment > due.age_seconds]
+    if learned == "unclear":
+        waits.append(UNCLEAR_SECONDS if due.age_seconds < UNCLEAR_AGE_SECONDS_MAX else due.age_seconds * UNCLEAR_PER_AGE)
+    elif learned == "money_waits":
+        waits.append(MONEY_WAITS_SECONDS)
+    return min(waits, default=None)
 
 
 async def _reschedule(tx: Transaction, due: Due, wait_seconds: float | None) -> bool:

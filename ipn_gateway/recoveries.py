@@ -37,7 +37,7 @@ COUNTED_MAX: Final = 1_000_000
 PER_SECOND: Final = 50
 """How many become due each second at an endpoint without a rate of its own."""
 
-_CURSOR: Final = re.compile(r"(\d{1,18})\.(evt_[a-z2-7]{32})\.(\d{1,9})")
+_CURSOR: Final = re.compile(r"([0-9]{1,18})\.(evt_[a-z2-7]{32})\.([0-9]{1,9})")
 """Time and id of the event that was looked at last, and how many were recovered up to it."""
 
 _MICROSECOND: Final = timedelta(microseconds=1)
@@ -117,7 +117,7 @@ async def recover(db: Database, span: Span, *, actor: str, reason: str, dry_run:
 
     Each batch commits by itself, with its entry in the audit log. Repeating it is safe: what was recovered is pending or delivered.
     Events about endpoints are never recovered. Raises `NotFound`, `StateConflict` for a disabled endpoint unless it is a dry run, and
-    `ValidationFailed` for a cursor that no such call gave.
+    `ValidationFailed` for a span that ends before it begins, and for a cursor that no such call gave.
     """
     asked = _Asked(span, actor, reason, dry_run)
     place, total = _begin(span, cursor), Recovered()
@@ -159,7 +159,8 @@ async def how_many(db: Database, span: Span) -> int | None:
 
 
 def _begin(span: Span, cursor: str | None) -> _Place:
-    """An empty id comes before every other one."""
+    """An empty id comes before every other one. Raises `ValidationFailed` for a span without any time in it, too."""
+    validation.check_span(span.since, span.until)
     if cursor is None:
         return _Place(span.since)
     if (found := _CURSOR.fullmatch(cursor)) is None:
@@ -215,7 +216,7 @@ INSERT INTO event_deliveries
 SELECT %(tenant_id)s, given.id, e.id, %(endpoint_id)s, e.type, e.order_id, e.sequence, 'recovery',
        %(now)s + given.place * interval '1 second' / %(per_second)s, %(now)s - given.behind * interval '1 microsecond'
   FROM unnest(%(event_ids)s::text[], %(ids)s::uuid[], %(places)s::int[], %(behind)s::int[]) AS given (event_id, id, place, behind)
-  JOIN events AS e ON e.tenant_id = %(tenant_id)s AND e.id = given.event_id
+  JOIN events AS e ON e.tenant_id = %(tenant_id)s AND e.id = given.event_id FOR KEY SHARE OF e  -- against being pruned
 ON CONFLICT ON CONSTRAINT event_deliveries_once_key DO NOTHING
 """
 

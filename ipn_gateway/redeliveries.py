@@ -1,5 +1,7 @@
 """Redelivery: a person asks for one more attempt of an event delivery, whatever became of it. Same event id, same bytes.
 
+Who asked and why is in the audit log each time, also where an attempt that was there already is the answer.
+
 What is delivered stays delivered, also when the new attempt fails. What is dead is pending again: another failure makes it dead again.
 """
 
@@ -52,10 +54,11 @@ async def redeliver_in(tx: Transaction, clock: Clock, tenant_id: str, delivery_i
     delivery = await _lock(tx, tenant_id, delivery_id)
     if delivery.status == EventDeliveryStatus.CANCELLED:
         raise StateConflict("This event delivery was cancelled with its endpoint; it is never sent again.")
-    if delivery.in_flight or not await _make_due(tx, tenant_id, delivery_id):
-        return
+    made_due = not delivery.in_flight and await _make_due(tx, tenant_id, delivery_id)
     shown = ids.show(ids.EVENT_DELIVERY, delivery_id)
     details = {"event_id": delivery.event_id, "status": delivery.status}
+    if not made_due:
+        details["answered_by"] = "the attempt that was running" if delivery.in_flight else "the redelivery that was asked for before"
     await audit.record(
         tx, tenant_id, actor=actor, action="event_delivery.redeliver", target=shown, now=clock.now(), reason=reason, details=details
     )

@@ -151,6 +151,7 @@ async def replay_many(
     account = await sources.reload(selection.source)
     if account is None or account.tenant_id != tenant_id:
         raise validation.refused("must be the name of one of your sources", "source")
+    validation.check_span(selection.since, selection.until)
     after, before = (_first_id(selection), 0) if cursor is None else _place(cursor)
     asked = _Asked(tenant_id, actor, reason, selection.outcome, dry_run)
     counts: Counter[Result] = Counter()

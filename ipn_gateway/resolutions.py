@@ -13,9 +13,9 @@ from uuid import UUID  # noqa: TC003 - field of a row
 
 from psycopg import errors as pg
 
-from ipn_gateway import audit, confirmations, decisions, effects, ids, logs, money, orders, outbox, outcomes, validation
-from ipn_gateway.decisions import Change
-from ipn_gateway.effects import BookedBefore, EffectFailed, Origin
+from ipn_gateway import audit, bookings, confirmations, decisions, effects, ids, logs, money, orders, outbox, outcomes, validation
+from ipn_gateway.bookings import BookedBefore, Booking, Origin
+from ipn_gateway.effects import EffectFailed
 from ipn_gateway.errors import NotFound, StateConflict
 from ipn_gateway.operations import Downstream, Operation
 from ipn_gateway.providers.base import NEGATIVE, Confirmed, Effect
@@ -105,7 +105,7 @@ async def resolve(db: Database, act: Act, effect: EffectHook | None = None) -> N
     except BookedBefore:
         raise StateConflict(_BOOKED) from None
     except pg.UniqueViolation as error:
-        if not effects.says_booked(error):
+        if not bookings.says_booked(error):
             raise
         raise StateConflict(_BOOKED) from None
     except EffectFailed as error:
@@ -124,13 +124,13 @@ async def _resolve_once(db: Database, act: Act, effect: EffectHook | None) -> No
         waiting = await _look(tx, act)  # a new statement: it sees what was decided while we waited for the locks
         if _is_decided(waiting, act):
             return
-        change = await _apply(tx, db.clock, act, waiting, verdict, order) if verdict else None
+        booking = await _apply(tx, db.clock, act, waiting, verdict, order) if verdict else None
         await _decide(tx, act, verdict, copies)
         await _note(tx, db.clock, act, waiting, verdict, copies)
-        if verdict and order and change:
-            await outbox.stage(tx, db.clock, act.tenant_id, effects.order_events(verdict, order, waiting.source_id, change))
+        if booking:
+            await outbox.stage(tx, db.clock, act.tenant_id, booking.events())
             if effect:
-                await effects.merchant_effect(tx, effect, effects.told(_origin(act, waiting), verdict, order, change))
+                await effects.merchant_effect(tx, effect, effects.told(booking))
     logs.count(f"notifications.resolved.{act.decision}")
     logs.get("inbox").info(
         "notification.resolved",
@@ -234,16 +234,17 @@ def _origin(act: Act, waiting: _Waiting) -> Origin:
 
 async def _apply(  # noqa: PLR0917
     tx: Transaction, clock: Clock, act: Act, waiting: _Waiting, verdict: Confirmed, order: LockedOrder | None
-) -> Change:
+) -> Booking:
     """Book it. Raises `StateConflict` when it can only be dismissed, or when there is no order to book it on."""
     if order is None:
         raise StateConflict("Its order is not registered: create the order first, then apply this again.")
     origin = _origin(act, waiting)
-    decision = decisions.resolve(order, verdict, await effects.booked_before(tx, origin, verdict))
-    if not isinstance(decision, Change):
+    decision = decisions.resolve(order, verdict, await bookings.booked_before(tx, origin, verdict))
+    if not isinstance(decision, decisions.Change):
         raise StateConflict(_ONLY_DISMISSED[decision.reason])
-    await effects.book(tx, origin, verdict, order, decision, new_id=ids.new(clock.now()))
-    return decision
+    booking = Booking(origin, verdict, order, decision, ids.new(clock.now()))
+    await bookings.book(tx, booking)
+    return booking
 
 
 # What was dismissed keeps its outcome, which stays true; `resolution` says that nobody waits for a decision any more.

@@ -7,12 +7,12 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
-from ipn_gateway import effects, migrations, postgres, retention, vault
+from ipn_gateway import effects, event_log, migrations, postgres, retention, vault
 from ipn_gateway.clock import Clock
 from ipn_gateway.db import Database, assert_no_transaction
 from ipn_gateway.errors import ConfigurationError
 from ipn_gateway.faults import Faults
-from ipn_gateway.notifications import Floods
+from ipn_gateway.notifications import Intake
 from ipn_gateway.sources import Sources
 from ipn_gateway.tenants import Keys
 from ipn_gateway.transport import Transport
@@ -56,7 +56,7 @@ class Runtime:
     transport: Transport
     sources: Sources
     keys: Keys
-    floods: Floods
+    intake: Intake
     effect: EffectHook | None
     public_url: str
     wakes: Wakes = field(default_factory=Wakes)
@@ -81,6 +81,7 @@ async def prepare(url: str, settings: Settings, db: Database, *, migrate: bool) 
         raise ConfigurationError(
             f"The database lacks {len(waiting)} migration(s), from {waiting[0]} on: run `ipn-gateway migrate`, or serve with --migrate."
         )
+    await event_log.ensure_continued(db)
     await retention.ensure_partitions(db)
 
 
@@ -106,6 +107,9 @@ async def opened(
         transport = Transport(settings, faults, assert_no_transaction=assert_no_transaction)
         await transport.open()
         stack.push_async_callback(transport.close)
+        sources = Sources(db, box)
+        intake = Intake(db, sources)
+        stack.push_async_callback(intake.drained)
         yield Runtime(
             settings=settings,
             url=url,
@@ -117,9 +121,9 @@ async def opened(
             dispatcher_db=shares["dispatcher"],
             maintenance_db=shares["maintenance"],
             transport=transport,
-            sources=Sources(db, box),
+            sources=sources,
             keys=Keys(db),
-            floods=Floods(clock),
+            intake=intake,
             effect=effects.load_effect(settings.effect),
             public_url=(settings.public_url or public_url).rstrip("/"),
         )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from ipn_gateway import events
+from ipn_gateway import addresses, events
 from ipn_gateway.events import EndpointData, NotificationData, OrderData
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ def sample(event_type: str, name: str, *, endpoint_id: str, url: str) -> BaseMod
     given: Mapping[type[BaseModel], Mapping[str, Any]] = {
         OrderData: {**_ORDER, "order_id": f"SAMPLE-{name}"},
         NotificationData: {**_NOTIFICATION, "order_id": f"SAMPLE-{name}"},
-        EndpointData: {"endpoint_id": endpoint_id, "url": url},
+        EndpointData: {"endpoint_id": endpoint_id, "url": addresses.origin(url) if event_type == "endpoint.disabled" else url},
     }
     model = events.CATALOGUE[event_type]
     return model.model_validate({**given[model], **_OF_TYPE.get(event_type, {})})

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import gc
 import os
 import signal
 import socket
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 
     from fastapi import FastAPI
 
+    from ipn_gateway.faults import Faults
     from ipn_gateway.settings import Settings
     from ipn_gateway.simulator.app import SimulatorConfig
 
@@ -38,6 +40,9 @@ GRACE_SECONDS: Final = 20
 """How long open requests may go on after the first signal: longer than any statement may take."""
 
 BACKLOG: Final = 2048
+COLLECT_EVERY: Final = (50_000, 20, 20)
+"""How often the garbage collector looks for cycles: requests leave few, and each look at all of memory stops every request."""
+
 ANY_ADDRESS: Final = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - where it listens is the operator's to say
 
 
@@ -102,12 +107,21 @@ class _Server(uvicorn.Server):
         yield
 
 
-def run(settings: Settings, *, host: str, port: int, roles: Collection[str], migrate: bool, say: Callable[[str], None]) -> None:
-    """Serve until a signal; `say` gets one line when the roles are at work.
+def run(
+    settings: Settings,
+    *,
+    host: str,
+    port: int,
+    roles: Collection[str],
+    migrate: bool,
+    say: Callable[[str], None],
+    faults: Faults | None = None,
+) -> None:
+    """Serve until a signal; `say` gets one line when the roles are at work. `faults` are a test's.
 
     Raises `PortTaken`, `Stopped` after a second signal, and `ConfigurationError` for what cannot be used.
     """
-    _run(serve(settings, host=host, port=port, roles=roles, migrate=migrate, say=say))
+    _run(serve(settings, host=host, port=port, roles=roles, migrate=migrate, say=say, faults=faults))
 
 
 def simulate(config: SimulatorConfig, *, host: str, port: int, say: Callable[[str], None]) -> None:
@@ -123,7 +137,16 @@ def _run(work: Coroutine[Any, Any, None]) -> None:
             raise Stopped from None
 
 
-async def serve(settings: Settings, *, host: str, port: int, roles: Collection[str], migrate: bool, say: Callable[[str], None]) -> None:
+async def serve(
+    settings: Settings,
+    *,
+    host: str,
+    port: int,
+    roles: Collection[str],
+    migrate: bool,
+    say: Callable[[str], None],
+    faults: Faults | None = None,
+) -> None:
     """As `run`, inside a loop. A port that is taken is found out before the database is opened."""
     signals = Signals()
     with signals.handled(), contextlib.ExitStack() as stack:
@@ -131,10 +154,11 @@ async def serve(settings: Settings, *, host: str, port: int, roles: Collection[s
         address = url_of(host, bound.getsockname()[1] if bound else port)
         async with (
             runtime.server_url(settings) as url,
-            runtime.opened(settings, url, public_url=address, migrate=migrate) as rt,
+            runtime.opened(settings, url, public_url=address, migrate=migrate, faults=faults) as rt,
             workers.running(rt, roles),
         ):
             log = logs.get("serving")
+            _keep_what_stays()
             if bound:
                 runtime.remember_url(settings, rt.public_url)
             log.info(
@@ -146,6 +170,13 @@ async def serve(settings: Settings, *, host: str, port: int, roles: Collection[s
             else:
                 await _listen(create_app(rt), bound, signals.asked, lambda: say(f"ipn-gateway listens on {address}"))
             log.info("gateway.stopping", process=os.getpid())
+
+
+def _keep_what_stays() -> None:
+    """What was made up to now stays until the end, so the garbage collector need not go through it time and again."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(*COLLECT_EVERY)
 
 
 async def _listen(app: FastAPI, bound: socket.socket, asked: asyncio.Event, listens: Callable[[], None]) -> None:

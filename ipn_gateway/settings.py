@@ -19,7 +19,7 @@ LEASE_PER_TIMEOUT: Final = 1.5
 _ORIGIN = re.compile(r"https?://[^\s/@?#]+/?")
 _ADDRESS = re.compile(r"https?://[^\s/@?#]+(?:/[^\s/?#]+)*/?")
 _RATE = re.compile(r"[1-9][0-9]{0,8}/(?:second|minute|hour)")
-_SCHEDULE_ITEM = re.compile(r"(\d+(?:\.\d+)?)(?:\*(\d{1,4}))?")
+_SCHEDULE_ITEM = re.compile(r"([0-9]+(?:\.[0-9]+)?)(?:\*([0-9]{1,4}))?")
 
 
 def parse_schedule(text: object) -> object:

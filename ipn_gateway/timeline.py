@@ -52,6 +52,8 @@ _PARTS: Final = {
          WHERE a.tenant_id = %(tenant_id)s AND a.target = ANY(ARRAY(
                SELECT %(order_id)s
                UNION ALL SELECT {_NDL} FROM notification_deliveries d WHERE d.tenant_id = %(tenant_id)s AND d.order_id = %(order_id)s
+               UNION ALL SELECT {_public(ids.NOTIFICATION_DELIVERY, "p.writer_id")} FROM processed_notifications p
+                          WHERE p.tenant_id = %(tenant_id)s AND p.order_id = %(order_id)s  -- also when the delivery is gone
                UNION ALL SELECT {_EDL} FROM event_deliveries d WHERE d.tenant_id = %(tenant_id)s AND d.order_id = %(order_id)s
                UNION ALL SELECT {_public(ids.REFUND, "r.id")} FROM refunds r
                           WHERE r.tenant_id = %(tenant_id)s AND r.order_id = %(order_id)s
@@ -113,10 +115,7 @@ _PARTS: Final = {
 
 
 def _place(text: str) -> int:
-    place = int(text)
-    if not 0 <= place < len(KINDS):
-        raise ValueError("the place of a kind is needed")
-    return place
+    return [str(place) for place in range(len(KINDS))].index(text)
 
 
 _TIMELINE: Final = Listing(

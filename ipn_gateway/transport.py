@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 import errno
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import lru_cache, partial
 from http import HTTPStatus
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, Literal, Self
@@ -33,7 +33,7 @@ from ipn_gateway.schedule import parse_retry_after
 
 if TYPE_CHECKING:
     import ssl
-    from collections.abc import AsyncIterator, Callable, Mapping
+    from collections.abc import Callable, Mapping
     from datetime import datetime
 
     from aiohttp.abc import AbstractResolver
@@ -47,6 +47,9 @@ RECEIVED_BYTES_MAX: Final = 64 * 1024
 
 EXCERPT_BYTES: Final = 1024
 """How much of a receiver's answer is kept."""
+
+URLS_KEPT: Final = 2048
+"""Of so many URLs is remembered whether they may be called at all; where their names lead is looked up for each connection."""
 
 ANSWER_BYTES_MAX: Final = 1024 * 1024
 """How much of a provider's answer is read; a longer one is no answer."""
@@ -130,6 +133,10 @@ class Transport:
         self._resolver = resolver
         self._tls = tls
         self._closing = contextlib.AsyncExitStack()
+        self._refusal = lru_cache(URLS_KEPT)(partial(refusal, allow_loopback=settings.allow_loopback_endpoints))
+        self._limits = aiohttp.ClientTimeout(
+            total=settings.delivery_timeout_seconds, connect=CONNECT_TIMEOUT_SECONDS, sock_connect=CONNECT_TIMEOUT_SECONDS
+        )
 
     async def open(self) -> None:
         """Make both clients; call inside the event loop that will use them."""
@@ -167,8 +174,7 @@ class Transport:
         peer: list[str] = []
         token = peer_addresses.set(peer)
         try:
-            async with self._session(seen) as session:
-                outcome = await self._post(session, request)
+            outcome = await (self._post(self._deliveries, request) if seen is None else self._watched(seen, request))
         except (AddressBlocked, aiohttp.ClientError, TimeoutError) as error:
             kind, code = failure_of(error)
             outcome = Outcome(kind, error=code)
@@ -178,29 +184,22 @@ class Transport:
         await self._faults.at("transport.send:after")
         return outcome
 
-    @contextlib.asynccontextmanager
-    async def _session(self, seen: Seen | None) -> AsyncIterator[aiohttp.ClientSession]:  # noqa: TID251 - guard.py makes it
-        if seen is None:
-            yield self._deliveries
-            return
+    async def _watched(self, seen: Seen, request: DeliveryRequest) -> Outcome:
         loop, token = asyncio.get_running_loop(), noted.set(seen)
         seen.began_at = loop.time()
         try:
             async with self._new_session() as own:
                 try:
-                    yield own
+                    return await self._post(own, request)
                 finally:
                     seen.ended_at = loop.time()
         finally:
             noted.reset(token)
 
     async def _post(self, session: aiohttp.ClientSession, request: DeliveryRequest) -> Outcome:  # noqa: TID251 - guard.py makes it
-        if refusal(request.url, allow_loopback=self._settings.allow_loopback_endpoints):
+        if self._refusal(request.url):
             return Outcome("blocked", error="url_not_allowed")
-        limits = aiohttp.ClientTimeout(
-            total=self._settings.delivery_timeout_seconds, connect=CONNECT_TIMEOUT_SECONDS, sock_connect=CONNECT_TIMEOUT_SECONDS
-        )
-        options: Any = {"headers": request.headers, "timeout": limits, "allow_redirects": False}
+        options: Any = {"headers": request.headers, "timeout": self._limits, "allow_redirects": False}
         async with session.post(request.url, data=request.body, **options) as response:
             excerpt = await _excerpt(response)
             if HTTPStatus.OK <= response.status < HTTPStatus.MULTIPLE_CHOICES:

@@ -16,6 +16,7 @@ from ipn_gateway import (
     idempotency_acts,
     inbox,
     logs,
+    pruning,
     reconciliation,
     refund_polls,
     refunds,
@@ -38,6 +39,7 @@ IDLE_SECONDS_MAX: Final = 1.0
 MAINTENANCE_SECONDS: Final = 60.0
 PRUNING_SECONDS: Final = 1.0
 PARTITIONS_SECONDS: Final = 86400.0
+RETENTION_SECONDS: Final = 600.0
 FAILED_SECONDS: Final = 1.0
 
 
@@ -76,7 +78,15 @@ async def run_forever(loop: Loop, stop: asyncio.Event) -> None:
 async def running(rt: Runtime, roles: Collection[str]) -> AsyncIterator[None]:
     """Run the workers of the roles. On leaving: no new claims, what is being worked on ends within its lease, the rest is given back."""
     stop = asyncio.Event()
-    inbox_slots = Slots(inbox.SLOTS, freed=rt.wakes.inbox.set)
+    worker = Worker(
+        rt.inbox_db,
+        rt.sources,
+        rt.transport,
+        rt.settings,
+        Slots(inbox.SLOTS, freed=rt.wakes.inbox.set),
+        rt.wakes.dispatcher.set,
+        rt.effect,
+    )
     sweep_slots = Slots(reconciliation.SLOTS, freed=rt.wakes.sweep.set)
     poll_wake = asyncio.Event()
     poll_slots = Slots(refund_polls.SLOTS, freed=poll_wake.set)
@@ -90,7 +100,7 @@ async def running(rt: Runtime, roles: Collection[str]) -> AsyncIterator[None]:
         wake=rt.wakes.dispatcher.set,
     )
     loops = [
-        *_inbox(rt, roles, inbox_slots),
+        *_inbox(rt, roles, worker),
         *_dispatcher(rt, roles, dispatcher),
         *_maintenance(rt, roles, sweep_slots),
         *_refund_polls(rt, roles, poll_slots, poll_wake),
@@ -106,17 +116,21 @@ async def running(rt: Runtime, roles: Collection[str]) -> AsyncIterator[None]:
             loop.wake.set()
         await tasks.drained(seconds=rt.settings.inbox_lease_seconds)
         await dispatcher.stop(seconds=rt.settings.delivery_timeout_seconds)
-        for slots in (inbox_slots, sweep_slots, poll_slots):
+        for slots in (worker.slots, sweep_slots, poll_slots):
             await slots.drained(seconds=rt.settings.provider_timeout_seconds)
             await slots.cancel()
+        await worker.together.drained(seconds=rt.settings.provider_timeout_seconds)
         await tasks.cancel()
 
 
-def _inbox(rt: Runtime, roles: Collection[str], slots: Slots) -> list[Loop]:
-    if "inbox" not in roles:
-        return []
-    worker = Worker(rt.inbox_db, rt.sources, rt.transport, rt.settings, slots, rt.wakes.dispatcher.set, rt.effect)
-    return [Loop("inbox", lambda: inbox.run_once(worker), rt.wakes.inbox)]
+def _inbox(rt: Runtime, roles: Collection[str], worker: Worker) -> list[Loop]:
+    async def claim() -> int:
+        """Again at once only when every free slot was taken; else what is left is at its caps, and what changes that wakes the loop."""
+        free = worker.slots.free
+        claimed = await inbox.run_once(worker)
+        return claimed if claimed >= free else 0
+
+    return [Loop("inbox", claim, rt.wakes.inbox)] if "inbox" in roles else []
 
 
 def _dispatcher(rt: Runtime, roles: Collection[str], dispatcher: Dispatcher) -> list[Loop]:
@@ -157,6 +171,8 @@ def _maintenance(rt: Runtime, roles: Collection[str], slots: Slots) -> list[Loop
     async def partitions() -> int:
         return 0 * await retention.ensure_partitions(rt.maintenance_db)
 
+    pruner = pruning.Pruner(rt.maintenance_db, retention.Windows.of(rt.settings))
+
     return [
         Loop("sweep", lambda: reconciliation.run_once(sweeper), rt.wakes.sweep),
         Loop("parked", parked, asyncio.Event(), parking_seconds, parking_seconds),
@@ -165,4 +181,5 @@ def _maintenance(rt: Runtime, roles: Collection[str], slots: Slots) -> list[Loop
         Loop("left_over", left_over, asyncio.Event(), MAINTENANCE_SECONDS, MAINTENANCE_SECONDS),
         Loop("endpoint_health", failing, asyncio.Event(), MAINTENANCE_SECONDS, MAINTENANCE_SECONDS),
         Loop("partitions", partitions, asyncio.Event(), PARTITIONS_SECONDS, PARTITIONS_SECONDS),
+        Loop("retention", pruner.run_once, asyncio.Event(), RETENTION_SECONDS, RETENTION_SECONDS),
     ]

@@ -42,6 +42,9 @@ MEMORY = Path("/dev/shm")  # where a database costs 20 ms instead of some 200: n
 MEMORY_BYTES_MIN = 2 << 30
 
 hypothesis.settings.register_profile("ipn", deadline=None, print_blob=True)
+hypothesis.settings.register_profile(
+    "thorough", hypothesis.settings.get_profile("ipn"), max_examples=400, stateful_step_count=50
+)  # a quarter of an hour, when asked for: --hypothesis-profile=thorough
 hypothesis.settings.load_profile("ipn")
 
 

@@ -279,7 +279,7 @@ class Server:
 def _prepare() -> None:
     """Import what the programs may need; nothing here opens a connection or starts a thread."""
     ours = [found.name for found in pkgutil.walk_packages([str(ROOT / "ipn_gateway")], "ipn_gateway.")]
-    for name in (*ours, "alembic.command", "uvicorn.lifespan.on", "uvicorn.protocols.http.httptools_impl", "tests.gateway_process"):
+    for name in (*ours, "alembic.command", "uvicorn.lifespan.on", "uvicorn.protocols.http.httptools_impl"):
         if not name.endswith(".__main__"):
             __import__(name)
     gc.collect()

@@ -149,6 +149,10 @@ class Make:
         row.setdefault("id", ids.event_id(row["tenant_id"], row["type"], self._name("cause")))
         return await self._insert(models.Event, row)
 
+    async def event_horizon(self, **given: Any) -> Row:
+        row = {"tenant_id": TENANT, "type": self._name("shop.type"), "position": 1, "event_id": "evt_a", "deleted_by": 1} | given
+        return await self._insert(models.EventHorizon, row)
+
     async def endpoint(self, **given: Any) -> Row:
         row = {"tenant_id": TENANT, "id": self._id(), "url": "https://subscriber.example/events", "events": ["*"]} | given
         return await self._insert(models.Endpoint, row)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
@@ -17,13 +17,14 @@ from ipn_gateway import endpoints, orders, sources, tenants
 from ipn_gateway.clock import Clock
 from ipn_gateway.db import Database
 from ipn_gateway.faults import Faults
+from ipn_gateway.proof import nursery
+from ipn_gateway.proof.nursery import Gateway
 from ipn_gateway.simulator.app import Simulator, SimulatorConfig, create_app
 from ipn_gateway.simulator.control import PaymentRequest
 from ipn_gateway.simulator.serving import serving
 from ipn_gateway.simulator.sslcommerz import encode
 from ipn_gateway.simulator.subscriber import create_subscriber
 from ipn_gateway.vault import Vault
-from tests import forkserver
 from tests.world import PASSWORD, SOURCE, STORE, TENANT
 
 if TYPE_CHECKING:
@@ -31,7 +32,8 @@ if TYPE_CHECKING:
 
     from fastapi import FastAPI
 
-STDERR = 2
+    from ipn_gateway.proof.nursery import Nursery
+
 FORM = {"content-type": "application/x-www-form-urlencoded"}
 SHORT = {  # a crash is picked up after its lease, so leases are short here
     "IPN_PROVIDER_TIMEOUT_SECONDS": "1",
@@ -44,23 +46,8 @@ SHORT = {  # a crash is picked up after its lease, so leases are short here
 }
 
 
-@dataclass
-class Process:
-    """A running gateway."""
-
-    url: str
-    handle: forkserver.Process
-
-    async def ended(self, *, seconds: float = 20) -> int:
-        """Wait for its end; its return code."""
-        async with asyncio.timeout(seconds):
-            return await self.handle.wait()
-
-    async def kill(self) -> None:
-        """SIGKILL."""
-        if self.handle.returncode is None:
-            self.handle.kill()
-        await self.ended()
+Process = Gateway
+"""A gateway in a process of its own."""
 
 
 @dataclass
@@ -71,25 +58,21 @@ class Site:
     db: Database
     simulator: Simulator
     subscriber: FastAPI
+    nursery: Nursery
     environment: dict[str, str]
     http: httpx.AsyncClient
-    running: list[Process] = field(default_factory=list)
 
-    async def start(self, *, crash_at: str | None = None, roles: str = "web,inbox,dispatcher,maintenance") -> Process:
-        """Start a gateway and wait until it listens."""
-        crash = ["--crash-at", crash_at] if crash_at else []
-        given = (self.database_url, "--roles", roles, *crash)
-        handle = await forkserver.start("tests.gateway_process", *given, environment=os.environ | self.environment, errors=STDERR)
-        assert handle.stdout is not None
-        async with asyncio.timeout(30):
-            line = await handle.stdout.readline()
-        process = Process(line.decode().strip(), handle)
-        self.running.append(process)
+    async def start(self, *, crash_at: str | None = None, frozen: bool = False, roles: str = "web,inbox,dispatcher,maintenance") -> Process:
+        """Start a gateway and wait until it listens, or until it has died at the fault point `crash_at`; with `frozen` it stops there."""
+        given = self.environment | {"IPN_DATABASE_URL": self.database_url}
+        process = await self.nursery.start(roles=roles.split(","), at=crash_at, frozen=frozen, environment=given)
+        assert process.url or process.gone.is_set() or "web" not in roles, process.said
         return process
 
-    async def order(self, order_id: str, amount: str = "1000.00", **given: Any) -> None:
-        """A registered order, made beside the gateways."""
-        await orders.create(self.db, TENANT, orders.NewOrder(order_id, SOURCE, Decimal(amount), "BDT", **given), sweep_schedule=(300,))
+    async def order(self, order_id: str, amount: str = "1000.00", *, asked_after: float = 300, **given: Any) -> None:
+        """A registered order, made beside the gateways; so many seconds later the provider is asked about it."""
+        new = orders.NewOrder(order_id, SOURCE, Decimal(amount), "BDT", **given)
+        await orders.create(self.db, TENANT, new, sweep_schedule=(asked_after,))
 
     def pay(self, order_id: str, amount: str = "1000.00", **given: Any) -> bytes:
         """An attempt at the provider; the body of its notification, which is not sent."""
@@ -143,9 +126,5 @@ async def opened(database_url: str) -> AsyncIterator[Site]:
         new = endpoints.NewEndpoint(url=f"{subscriber_url}/webhooks", events=["*"])
         made = await endpoints.create(db, vault, TENANT, new, secret_bytes=os.urandom(64), actor="test")
         subscriber.state.subscriber.secrets = [made.secret]
-        site = Site(database_url, db, provider.state.simulator, subscriber, SHORT | {"IPN_SECRET_KEY": key}, http)
-        try:
-            yield site
-        finally:
-            for process in site.running:
-                await process.kill()
+        forks = await stack.enter_async_context(nursery.opened(os.environ))
+        yield Site(database_url, db, provider.state.simulator, subscriber, forks, SHORT | {"IPN_SECRET_KEY": key}, http)

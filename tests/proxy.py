@@ -14,19 +14,23 @@ import sqlalchemy
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-Moment = Literal["before", "while", "after"]
-"""Not forwarded at all; forwarded and cut at once, so that the server may still be at it; or cut when the server has answered."""
+Moment = Literal["before", "while", "after", "silent"]
+"""Not forwarded at all; forwarded and cut at once, so that the server may still be at it; or cut when the server has answered.
+
+`silent` cuts nothing: the server got it, and nothing is ever heard of it again.
+"""
 
 
 @dataclass
 class Proxy:
-    """`cut_next` arms it: the next COMMIT of any connection is cut. `cuts` counts those that were."""
+    """`cut_next` arms it: the next COMMIT of any connection is cut. `cuts` counts those that were, `commits` all that came."""
 
     database_url: str
     port: int = 0
     cuts: int = 0
+    commits: int = 0
     is_closed: bool = False
-    _armed: list[Moment] = field(default_factory=list)
+    _armed: list[Moment | None] = field(default_factory=list)
     _connections: set[asyncio.Task[None]] = field(default_factory=set)
 
     @property
@@ -37,9 +41,13 @@ class Proxy:
         query |= {"sslmode": "disable", "gssencmode": "disable"}
         return url.set(host="127.0.0.1", port=self.port, query=query).render_as_string(hide_password=False)
 
-    def cut_next(self, moment: Moment, times: int = 1) -> None:
-        """Cut the next COMMITs."""
-        self._armed += [moment] * times
+    def cut_next(self, moment: Moment, times: int = 1, *, after: int = 0) -> None:
+        """Cut the next COMMITs, behind so many that pass."""
+        self._armed += [None] * after + [moment] * times
+
+    def disarm(self) -> None:
+        """Cut none any more."""
+        self._armed.clear()
 
     @contextlib.asynccontextmanager
     async def closed(self) -> AsyncIterator[None]:
@@ -82,10 +90,10 @@ class Proxy:
         server_writer.write(await _message(reader, b""))
         while True:
             message = await _message(reader, await reader.readexactly(1))
-            if not (self._armed and _is_commit(message)):
+            moment = self._fate() if _is_commit(message) else None
+            if moment is None:
                 server_writer.write(message)
                 continue
-            moment = self._armed.pop(0)
             self.cuts += 1
             if moment != "before":
                 answers.cancel()
@@ -94,7 +102,14 @@ class Proxy:
                 await server_writer.drain()
             if moment == "after":
                 await server_reader.readexactly(1)
+            while moment == "silent" and await reader.read(65536):
+                pass
             return
+
+    def _fate(self) -> Moment | None:
+        """What happens to a COMMIT."""
+        self.commits += 1
+        return self._armed.pop(0) if self._armed else None
 
     async def _connected(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         given = psycopg.conninfo.conninfo_to_dict(self.database_url)

@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
+from ipn_gateway.event_log import HORIZON
+
 if TYPE_CHECKING:
     from ipn_gateway.db import Database
 
-_IN_VIEW = "SELECT NOT EXISTS (SELECT FROM events WHERE transaction_id >= pg_snapshot_xmin(pg_current_snapshot()))"
+_IN_VIEW = f"SELECT NOT EXISTS (SELECT FROM events WHERE position >= {HORIZON})"
 
 
 async def all_in_view(db: Database, *, seconds: float = 15) -> None:

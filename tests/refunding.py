@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import httpx
 
 from ipn_gateway import effects, idempotency_acts, ids, refund_polls, refunds, sources, tenants, views
-from ipn_gateway.effects import Origin
+from ipn_gateway.bookings import Origin
 from ipn_gateway.errors import GatewayError
 from ipn_gateway.idempotency import Idempotency, KeyedRequest
 from ipn_gateway.idempotency_acts import Resolution

@@ -5,7 +5,7 @@ The workers do not loop here: `drain` runs each of them until nothing is due, so
 
 from __future__ import annotations
 
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any
@@ -85,7 +85,7 @@ class World:
         assert account is not None
         body = fields if isinstance(fields, bytes) else encode(fields)
         request = InboundRequest("POST", "", headers, body)
-        return await notifications.receive(self.rt.db, self.rt.sources, self.rt.floods, account, request, remote_address="127.0.0.1")
+        return await notifications.receive(self.rt.intake, account, request, remote_address="127.0.0.1")
 
     def signed(self, fields: dict[str, str], password: str = PASSWORD, **changed: str) -> dict[str, str]:
         """The fields with changes, signed anew."""
@@ -166,18 +166,42 @@ def shown(receipt: Receipt) -> str:
     return ids.show(ids.NOTIFICATION_DELIVERY, receipt.delivery_id)
 
 
+@dataclass(frozen=True)
+class Provider:
+    """A simulated SSLCOMMERZ on a loopback socket, which outlives the gateways beside it."""
+
+    simulator: Simulator
+    url: str
+
+
+@asynccontextmanager
+async def providing(**given: Any) -> AsyncIterator[Provider]:
+    """A provider with one store."""
+    app = create_app(SimulatorConfig(store_id=STORE, store_passwd=PASSWORD, seed=1), **given)
+    async with serving(app) as url:
+        yield Provider(app.state.simulator, url)
+        app.state.simulator.api.faults.clear()
+
+
+@asynccontextmanager
+async def beside(provider: Provider, database_url: str, clock: Clock, faults: Faults, **given: Any) -> AsyncIterator[World]:
+    """A gateway on a database as it is; `given` are settings. At the end what its workers still do is broken off."""
+    chosen = {"secret_key": Fernet.generate_key().decode(), "allow_loopback_endpoints": True} | given
+    loaded = settings.load(database_url=SecretStr(database_url), **chosen)
+    async with runtime.opened(loaded, database_url, clock=clock, faults=faults) as rt:
+        world = World(rt, provider.simulator, provider.url)
+        try:
+            yield world
+        finally:
+            world.simulator.api.faults.clear()
+            for slots in (world.worker.slots, world.sweeper.slots, world.dispatcher_slots):
+                await slots.cancel()
+            await world.worker.together.drained()
+
+
 @asynccontextmanager
 async def opened(database_url: str, clock: Clock, faults: Faults, **given: Any) -> AsyncIterator[World]:
     """A world with one source and no order; `given` are settings."""
-    async with AsyncExitStack() as stack:
-        app = create_app(SimulatorConfig(store_id=STORE, store_passwd=PASSWORD, seed=1))
-        url = await stack.enter_async_context(serving(app))
-        chosen = {"secret_key": Fernet.generate_key().decode(), "allow_loopback_endpoints": True} | given
-        loaded = settings.load(database_url=SecretStr(database_url), **chosen)
-        rt = await stack.enter_async_context(runtime.opened(loaded, database_url, clock=clock, faults=faults))
-        world = World(rt, app.state.simulator, url)
+    async with providing() as provider, beside(provider, database_url, clock, faults, **given) as world:
         await world.source()
         yield world
-        world.simulator.api.faults.clear()
-        for slots in (world.worker.slots, world.sweeper.slots, world.dispatcher_slots):
-            await slots.cancel()

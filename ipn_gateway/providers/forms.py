@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
+from functools import lru_cache
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 from urllib.parse import unquote_to_bytes
@@ -51,13 +52,14 @@ class Form:
 
     def texts(self) -> dict[str, str]:
         """Every field as text, for display."""
-        return {name: self.text(name) for name in self.values}
+        return {name: value.decode(self.charset, "backslashreplace") for name, value in self.values.items()}
 
 
+@lru_cache(maxsize=1)
 def read(request: InboundRequest) -> Form | Malformed:
     """The form in a request, or why there is none: a foreign media type, any Content-Encoding, or one that cannot be read.
 
-    It is the body, and of a GET the query.
+    It is the body, and of a GET the query. The last one is remembered, since what a notification says and its signature are read in turn.
     """
     content_type = request.header("content-type") or ""
     if request.header("content-encoding"):
@@ -79,14 +81,15 @@ def parse(body: bytes) -> dict[str, bytes] | Malformed:
         return Malformed("unreadable", f"more than {FIELDS_MAX} fields")
     values: dict[str, bytes] = {}
     for piece in pieces:
-        raw_name, _, raw_value = piece.partition(b"=")
-        written = _decoded(raw_name)
+        written, _, value = piece.partition(b"=")
+        if b"%" in piece:
+            written, value = unquote_to_bytes(written), unquote_to_bytes(value)
         if NAME.fullmatch(written) is None:
             return Malformed("unreadable", "a field name is not made of a-z, 0-9 and _")
         name = written.decode()
         if name in values:
             return Malformed("unreadable", f"the field {name} is repeated")
-        values[name] = _decoded(raw_value)
+        values[name] = value
     return values
 
 
@@ -95,7 +98,3 @@ def charset_of(content_type: str) -> str:
     match = _CHARSET.search(content_type)
     label = match[1].lower().replace("-", "").replace("_", "") if match else "utf8"
     return _CODECS.get(label, "utf-8")
-
-
-def _decoded(raw: bytes) -> bytes:
-    return unquote_to_bytes(raw) if b"%" in raw else raw

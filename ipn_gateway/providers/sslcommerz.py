@@ -113,15 +113,17 @@ def _asserted(fields: Mapping[str, str]) -> Assertion:
 # --- the local check
 
 
-def _signed_text(values: Mapping[str, bytes], names: Collection[str], passwd_digest: str) -> bytes:
-    """`name=value` of every name and of `store_passwd`, sorted by name, joined by `&`, nothing escaped (API v4, Hash Validation)."""
-    pairs = [(name.encode(), values[name]) for name in names if name != "store_passwd"]
-    return b"&".join(name + b"=" + value for name, value in sorted([*pairs, (b"store_passwd", passwd_digest.encode())]))
+def _around_passwd(values: Mapping[str, bytes], names: Collection[str]) -> tuple[bytes, bytes]:
+    """The signed text around the password: `name=value` sorted by name, joined by `&`, nothing escaped (API v4, Hash Validation)."""
+    signed = sorted({*names, "store_passwd"})
+    pieces = [b"%b=%b" % (name.encode(), b"" if name == "store_passwd" else values[name]) for name in signed]
+    place = signed.index("store_passwd") + 1
+    return b"&".join(pieces[:place]), b"&".join([b"", *pieces[place:]])
 
 
-def _digest_matches(posted: bytes, algorithm: str, values: Mapping[str, bytes], names: Collection[str], passwd: bytes) -> bool:
+def _digest_matches(posted: bytes, algorithm: str, around: tuple[bytes, bytes], passwd: bytes) -> bool:
     # The official libraries drop a trailing `&` of the signed text and the documents do not: either is good.
-    text = _signed_text(values, names, hashlib.new(algorithm, passwd).hexdigest())
+    text = hashlib.new(algorithm, passwd).hexdigest().encode().join(around)
     digests = [hashlib.new(algorithm, signed).hexdigest().encode() for signed in {text, text.rstrip(b"&")}]
     matches = [hmac.compare_digest(posted.lower(), digest) for digest in digests]
     return any(matches)
@@ -133,7 +135,8 @@ def _hash_matches(values: Mapping[str, bytes], names: Collection[str], passwd: b
     Hexadecimal digits may be of either case. That `verify_sign_sha2` is the same rule with SHA-256 is computed, not documented.
     """
     algorithms = {"verify_sign": "md5", "verify_sign_sha2": "sha256"}
-    matches = [_digest_matches(values[sign], algorithms[sign], values, names, passwd) for sign in algorithms if sign in values]
+    around = _around_passwd(values, names)
+    matches = [_digest_matches(values[sign], algorithms[sign], around, passwd) for sign in algorithms if sign in values]
     return all(matches)
 
 
@@ -150,7 +153,7 @@ def _is_strict(values: Mapping[str, bytes], effect: Effect) -> bool:
     names = set(named)
     regular = len(names) == len(named) and names <= values.keys() - _HASH_FIELDS - {"store_passwd"}
     needed = _SIGNED | (_SIGNED_WHERE_POSTED & values.keys()) | ({"val_id"} if effect is Effect.PAID else set())
-    return regular and needed <= names and not any(_FOLDED.search(value) for value in values.values())
+    return regular and needed <= names and not _FOLDED.search(b"\n".join(values.values()))
 
 
 # --- what the provider answers: the validator, about one payment

@@ -1,16 +1,17 @@
 """`/v1/contract`: what callers may rely on, from the settings and declarations that the code runs on."""
 
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from fastapi import APIRouter, Depends, Request
-from pydantic import BaseModel, create_model
+from pydantic import BaseModel, Field, create_model
 from starlette.routing import BaseRoute
 
-from ipn_gateway import attempts, endpoint_health, events, guard, idempotency_keys, receiver, schedule, signing
+from ipn_gateway import attempts, endpoint_health, endpoints, events, guard, idempotency_keys, pull, receiver, schedule, signing
 from ipn_gateway.errors import RateLimited
 from ipn_gateway.operations import REPLAYED_HEADER
 from ipn_gateway.providers import discovered
+from ipn_gateway.retention import KEPT
 from ipn_gateway.settings import Settings
 from ipn_gateway.states import DeliveryOutcome
 from ipn_gateway.web import publication, schemas
@@ -94,6 +95,7 @@ def _outbound(settings: Settings) -> dict[str, Any]:
         "retry_after_seconds_max": schedule.HINT_MAX_SECONDS,
         "breaker": {"failures": attempts.TRYING_FROM, "rest_seconds_max": attempts.REST_SECONDS_MAX},
         "failing": {"warned_after_days": endpoint_health.WARNED_AFTER_DAYS, "disabled_after_days": endpoint_health.DISABLED_AFTER_DAYS},
+        "endpoints_max": endpoints.ENDPOINTS_MAX,
         "response_bytes_read": RECEIVED_BYTES_MAX,
         "custom_events": {
             "type_pattern": f"^{events.TYPE_PATTERN}$",
@@ -137,6 +139,8 @@ def _retention(settings: Settings) -> dict[str, Any]:
         "events_days": settings.event_retention_days,
         "event_deliveries_days": settings.event_retention_days,
         "idempotency_keys_hours": settings.idempotency_retention_hours,
+        "tables": {table: kept.told(settings) for table, kept in KEPT.items()},
+        "pull": pull.PRUNED,
     }
 
 
@@ -144,4 +148,10 @@ def wire_model(event_type: str) -> type[BaseModel]:
     """The body of an event of this type, as it is sent."""
     data = events.CATALOGUE[event_type]
     name = "".join(part.capitalize() for part in event_type.replace(".", "_").split("_")) + "Event"
-    return create_model(name, __doc__=data.__doc__, id=(str, ...), type=(str, ...), timestamp=(str, ...), data=(data, ...))
+    members: dict[str, Any] = {
+        "id": (str, Field(description=f"the same in every attempt; also in `{receiver.HEADER_ID}`")),
+        "type": (Literal[event_type], ...),
+        "timestamp": (str, Field(description="when it happened", json_schema_extra={"format": "date-time"})),
+        "data": (data, ...),
+    }
+    return create_model(name, __doc__=data.__doc__, **members)

@@ -144,7 +144,7 @@ def _shown(tenant_id: str, delivery_id: str) -> Callable[[Transaction, Any], Awa
     return shown
 
 
-@events.get("")
+@events.get("", responses=schemas.CONFLICT)
 async def pull_events(
     caller: Reader,
     rt: RuntimeDep,
@@ -153,8 +153,11 @@ async def pull_events(
     limit: Annotated[int, Query(ge=1, le=LIMIT_MAX)] = LIMIT_DEFAULT,
     type: Text = None,  # noqa: A002 - its name on the wire
     order_id: Text = None,
-) -> objects.Page[objects.Event]:
-    """Events, oldest first and without a gap: ask again with `after` = `next_cursor`, which is never null, to follow them."""
+) -> objects.EventPage:
+    """Events, oldest first and without a gap: ask again with `after` = `next_cursor`, which is never null, to follow them.
+
+    On 409 start again without `after`, and deduplicate by event id: the database was restored, or events behind the cursor were deleted.
+    """
     if type is not None and not is_type(type):
         sentence = "must be an event type, of the gateway or your own"
         raise ValidationFailed(f"type: {sentence}", errors=[{"parameter": "type", "detail": sentence}])

@@ -1,6 +1,5 @@
 """What routes are given: the runtime, the caller with its scope, the page that is wanted, and a body that was read within limits."""
 
-import asyncio
 import re
 from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
@@ -32,7 +31,7 @@ BODY_SECONDS_MAX: Final = 10.0
 FILTER_LENGTH_MAX: Final = 255
 
 _BEARER: Final = re.compile(r"bearer +(\S+)", re.IGNORECASE)
-_TIME: Final = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d{1,9})?(?:Z|[+-]\d\d:\d\d)", re.IGNORECASE)
+_TIME: Final = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d{1,9})?(?:Z|[+-]\d\d:\d\d)", re.IGNORECASE | re.ASCII)
 
 
 def runtime(request: Request) -> Runtime:
@@ -151,18 +150,20 @@ WantedDep = Annotated[paging.Wanted, Depends(_wanted)]
 
 
 async def read_body(request: Request) -> bytes:
-    """The whole body, at most 64 KiB within 10 s. Raises `PayloadTooLarge` as soon as it is over that, and `RequestTimeout`."""
+    """The whole body, at most 64 KiB. Raises `PayloadTooLarge` as soon as it is over that, and `RequestTimeout`.
+
+    It has arrived by now: the outermost layer waits for it, at most 10 s.
+    """
     announced = request.headers.get("content-length", "")
-    if announced.isdigit() and int(announced[:20]) > BODY_BYTES_MAX:
+    if announced.isascii() and announced.isdigit() and int(announced[:20]) > BODY_BYTES_MAX:
         raise PayloadTooLarge
     body = bytearray()
     try:
-        async with asyncio.timeout(BODY_SECONDS_MAX):
-            async for chunk in request.stream():
-                body += chunk
-                if len(body) > BODY_BYTES_MAX:
-                    raise PayloadTooLarge
-    except (TimeoutError, ClientDisconnect):
+        async for chunk in request.stream():
+            body += chunk
+            if len(body) > BODY_BYTES_MAX:
+                raise PayloadTooLarge
+    except ClientDisconnect:
         raise RequestTimeout from None
     return bytes(body)
 

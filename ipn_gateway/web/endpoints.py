@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Request, Response
 
-from ipn_gateway import addresses, endpoint_tests, endpoints, ids, objects, recoveries, signing, views
+from ipn_gateway import addresses, endpoint_health, endpoint_tests, endpoints, ids, objects, recoveries, signing, views
 from ipn_gateway.db import Transaction
 from ipn_gateway.endpoints import CreatedSecret
 from ipn_gateway.operations import STARTED, Finished, Phase, Work
@@ -79,6 +79,24 @@ async def enable_endpoint(
 
     enable = partial(endpoints.enable, rt.db, caller.tenant_id, known, actor=caller.actor, reason=act.reason)
     answer = await call.around("endpoints.enabled", enable, shown)
+    rt.wakes.dispatcher.set()
+    return answer
+
+
+@router.post("/{endpoint_id}/disable", response_model=objects.Endpoint, openapi_extra=schemas.Act.documented(required=False))
+async def disable_endpoint(
+    caller: Admin, call: Annotated[KeyedCall, keyed.of(endpoint_health.DISABLE)], request: Request, rt: RuntimeDep, endpoint_id: str
+) -> Response:
+    """Send nothing to an endpoint until it is enabled: what is for it stays pending. Others are told, with `endpoint.disabled`."""
+    await _known(rt, caller.tenant_id, endpoint_id)
+    act = await bodies.read(request, schemas.Act, optional=True)
+    known = ids.read(ids.ENDPOINT, endpoint_id)
+
+    async def commit(tx: Transaction) -> Finished:
+        await endpoint_health.disable_by_hand_in(tx, rt.clock, caller.tenant_id, known, actor=caller.actor, reason=act.reason)
+        return Finished.shown(await views.endpoint(tx, caller.tenant_id, known))
+
+    answer = await call.once("endpoints.disable", commit)
     rt.wakes.dispatcher.set()
     return answer
 

@@ -5,10 +5,11 @@ Checked in this order: 404, 405, 413, 415, 400, 401. The answer to whatever was 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
+from fastapi.routing import APIRoute
 
 from ipn_gateway import ids, logs, notifications
 from ipn_gateway.errors import GatewayError, MethodNotAllowed, NotFound
@@ -17,11 +18,27 @@ from ipn_gateway.web import problems
 from ipn_gateway.web.deps import client_address, read_body, runtime
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine
+
     from ipn_gateway.notifications import Receipt
     from ipn_gateway.providers.base import Ack
     from ipn_gateway.sources import SourceAccount
 
-router = APIRouter()
+
+class Plain(APIRoute):
+    """A route whose function is given the request as it came: FastAPI parses and checks nothing for it, which takes half of its time."""
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        """The function takes the source's name and the request."""
+
+        async def handle(request: Request) -> Response:
+            response: Response = await self.endpoint(request.path_params["source"], request)
+            return response
+
+        return handle
+
+
+router = APIRouter(route_class=Plain)
 
 _OTHERS = ["GET", "HEAD", "PUT", "PATCH", "DELETE", "OPTIONS"]
 
@@ -46,9 +63,7 @@ async def post_notification(source: str, request: Request) -> Response:
     account = await account_of(request, source)
     body = await whole_body(request)
     rt = runtime(request)
-    receipt = await notifications.receive(
-        rt.db, rt.sources, rt.floods, account, inbound(request, body), remote_address=client_address(request)
-    )
+    receipt = await notifications.receive(rt.intake, account, inbound(request, body), remote_address=client_address(request))
     rt.wakes.inbox.set()
     return _answer(receipt, account.provider.ack)
 

@@ -15,6 +15,7 @@ from prometheus_client.registry import Collector
 from ipn_gateway import gauges, logs
 from ipn_gateway.gauges import Gauge, Reading
 from ipn_gateway.recent import Recent
+from ipn_gateway.retention import Windows
 from ipn_gateway.runtime import Runtime
 from ipn_gateway.web.deps import open_to_all
 
@@ -64,6 +65,12 @@ COUNTERS: Final[Mapping[str, str]] = {
     "idempotency.cross_operation_reuse": "keys that are new for an operation and known for another one",
     "idempotency.resolved.<decision>": "indeterminate keys that a person or the provider's word decided",
     "idempotency.pruned": "completed keys that were deleted after their retention",
+    "retention.partitions_dropped": "partitions that were dropped after their retention",
+    "retention.postponed": "times that a partition could not be detached or dropped because somebody used it for too long",
+    "retention.clock_off": "times that nothing was pruned because the clocks of host and database were more than an hour apart",
+    "retention.events_deleted": "events that were deleted, with their event deliveries, after their retention",
+    "retention.dead_letters_deleted": "of those event deliveries the ones that were dead, and that nobody had sent once more",
+    "retention.secrets_deleted": "secrets that were deleted after they had expired",
     "transactions.<name>": "transactions that ended, by name",
     "transactions.rerun": "transactions that were run again after a deadlock, a lost connection or an unknown commit",
     "pool.exhausted": "calls that waited for a connection in vain",
@@ -95,7 +102,7 @@ class Gauges:
 
     async def now(self) -> list[Reading]:
         """What the database says, at most five seconds old, and the connections of this moment."""
-        read = await self._recent.get("all", lambda: gauges.read(self._rt.maintenance_db))
+        read = await self._recent.get("all", lambda: gauges.read(self._rt.maintenance_db, Windows.of(self._rt.settings)))
         return [*read, *self._shares()]
 
     def _shares(self) -> Iterator[Reading]:

@@ -11,7 +11,7 @@ from fastapi import APIRouter, FastAPI
 from fastapi.openapi.utils import get_openapi
 from starlette.routing import BaseRoute
 
-from ipn_gateway import __version__, errors, events
+from ipn_gateway import __version__, errors, events, receiver
 from ipn_gateway.errors import GatewayError
 from ipn_gateway.operations import KEY_HEADER, REPLAYED_HEADER, Operation
 from ipn_gateway.web import limits, publication
@@ -79,8 +79,7 @@ def document(app: FastAPI) -> dict[str, Any]:
                 if isinstance(operation, dict) and "responses" in operation:
                     _describe_errors(path, operation)
         for event_type, sent in made["webhooks"].items():
-            sent["post"]["responses"].pop("422")  # how a subscriber refuses is its own affair
-            sent["post"]["x-version"] = events.VERSIONS[event_type]
+            sent["post"] |= {"parameters": _SENT_HEADERS, "responses": _ANSWERS, "x-version": events.VERSIONS[event_type]}
         for name in ("HTTPValidationError", "ValidationError"):
             made["components"]["schemas"].pop(name, None)
         layer = app.state.idempotency
@@ -181,14 +180,48 @@ def _parameter(key: dict[str, Any]) -> dict[str, Any]:
 
 # --- what is sent
 
+_SENT_HEADERS: Final = [
+    {"name": name, "in": "header", "required": True, "description": meaning, "schema": schema}
+    for name, meaning, schema in (
+        (receiver.HEADER_ID, "the event's id: the same in every attempt, so keep it to act once", {"type": "string"}),
+        (
+            receiver.HEADER_TIMESTAMP,
+            f"when this attempt was made, in Unix seconds; refuse what is more than {receiver.TOLERANCE_SECONDS} seconds off",
+            {"type": "string", "pattern": "^[0-9]+$"},
+        ),
+        (
+            receiver.HEADER_SIGNATURE,
+            "`v1,…` (HMAC-SHA256) and `v1a,…` (ed25519) of `{webhook-id}.{webhook-timestamp}.{body}`, with blanks between",
+            {"type": "string", "examples": ["v1,K5oZfzN95Z9UVu1EsfQmfVNQhnkZ2pj9o9NDN/H/pI4="]},
+        ),
+    )
+]
+_HINT: Final = {
+    "Retry-After": {
+        "description": "seconds, or an HTTP date: the next attempt waits at least so long, but 24 hours at most",
+        "schema": {"type": "string"},
+    }
+}
+_ANSWERS: Final = {
+    "2XX": {"description": "Taken: it is done, or safely stored. So is a duplicate"},
+    "410": {"description": "The endpoint is gone: it is disabled at once, unless the attempt is a test"},
+    "429": {"description": "Too many: tried again, after the wait that it names if that is longer than the schedule's", "headers": _HINT},
+    "503": {"description": "Not now: tried again, after the wait that it names if that is longer than the schedule's", "headers": _HINT},
+    "default": {
+        "description": "Refused: tried again on the schedule that `/v1/contract` has. Redirects are not followed",
+        "headers": _HINT,
+    },
+}
+
 
 @cache
 def webhooks() -> list[BaseRoute]:
     """What is sent to endpoints, declared as routes are."""
     router = APIRouter()
     for name in events.CATALOGUE:
+        called = f"send_{name.replace('.', '_')}"
         router.add_api_route(
-            name, _subscriber(name), methods=["POST"], name=f"send_{name.replace('.', '_')}", status_code=204, tags=["webhooks"]
+            name, _subscriber(name), methods=["POST"], name=called, operation_id=called, status_code=204, tags=["webhooks"]
         )
     return router.routes
 

@@ -43,7 +43,7 @@ METHODS: Final = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
 
 _NEVER_ANSWERED: Final = (ConfigurationError, LeaseLost, CommitUnknown)
 _BUSY: Final = (pg.LockNotAvailable, pg.QueryCanceled, pg.SerializationFailure, pg.DeadlockDetected)
-_EXHAUSTED: Final = "53"  # the class of SQLSTATE: connections, memory, disk
+_CANNOT_NOW: Final = ("53", "58")  # classes of SQLSTATE: no connection, memory or disk left; what its operating system refuses
 _BY_STATUS: Final[Mapping[int, type[GatewayError]]] = {
     401: Unauthorized,
     404: NotFound,
@@ -112,7 +112,7 @@ async def _gateway_error(request: Request, error: GatewayError) -> Response:
 
 async def _request_invalid(_: Request, error: RequestValidationError) -> Response:
     """A query parameter or header that does not fit; bodies are read by ourselves."""
-    wrong = [(str(part["loc"][-1]), validation.sentence(part["type"], part["msg"])) for part in error.errors()]
+    wrong = [(str(part["loc"][-1]), validation.sentence(part)) for part in error.errors()]
     errors = [{"parameter": name, "detail": detail} for name, detail in wrong]
     return respond(ValidationFailed(validation.summary(wrong), errors=errors))
 
@@ -133,7 +133,7 @@ def _allowed(request: Request) -> list[str]:
 
 
 async def _database_error(request: Request, error: psycopg.Error) -> Response:
-    if isinstance(error, _BUSY) or lost(error) or (error.sqlstate or "").startswith(_EXHAUSTED):
+    if isinstance(error, _BUSY) or lost(error) or (error.sqlstate or "").startswith(_CANNOT_NOW):
         return await _gateway_error(request, Overloaded(sqlstate=error.sqlstate, error_class=type(error).__name__))
     return await anything_else(request, error)
 

@@ -115,9 +115,7 @@ async def _returned(request: Request, account: SourceAccount, end: str, body: by
     """Store it, then tell the customer: at once when it proves nothing, else as soon as it is decided or the wait is over."""
     rt = runtime(request)
     given = inbound(request, body, "POST" if body else "GET")
-    receipt = await notifications.receive(
-        rt.db, rt.sources, rt.floods, account, given, via=f"return/{end}", remote_address=client_address(request)
-    )
+    receipt = await notifications.receive(rt.intake, account, given, via=f"return/{end}", remote_address=client_address(request))
     if receipt.error:
         await _ask_soon(rt, account, receipt)
         standing = await returns.told_at_once(rt.db, account.tenant_id, receipt.order_id)

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Final, Literal
 from unicodedata import category
 from urllib.parse import urlsplit
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
 
 from ipn_gateway import events, money, resolutions, sources, validation
 from ipn_gateway.endpoints import MAX_IN_FLIGHT_DEFAULT, OVERLAP_SECONDS_DEFAULT, OVERLAP_SECONDS_MAX
@@ -55,18 +55,26 @@ def _limited(given: dict[str, Any], bytes_max: int) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    """The same JSON with numbers that every reader can hold: a double, or an integer of 64 bits."""
+    """The same JSON with numbers that every reader can hold: a double that is just this number, or an integer of 64 bits."""
     if isinstance(value, dict):
         return {name: _plain(item) for name, item in value.items()}
     if isinstance(value, list):
         return [_plain(item) for item in value]
     if isinstance(value, Decimal):
-        value = float(value)
-    if isinstance(value, float) and value in {float("inf"), float("-inf")}:
-        raise ValueError("holds a number that is too large")
+        return _double(value)
     if isinstance(value, int) and not -INTEGER_MAX <= value < INTEGER_MAX:
         raise ValueError("holds a number that is too large")
     return value
+
+
+def _double(number: Decimal) -> float:
+    """A number that would come out as another one is refused: what is kept, signed and sent is what was given."""
+    double = float(number)
+    if double in {float("inf"), float("-inf")}:
+        raise ValueError("holds a number that is too large")
+    if Decimal(repr(double)) != number:
+        raise ValueError("holds a number with more digits than a double keeps, which readers would change: send it as a string")
+    return double
 
 
 def _event_filter(wanted: str) -> str:
@@ -80,6 +88,8 @@ def _custom_type(name: str) -> str:
         raise ValueError(
             f"must not begin with {', '.join(f'{family}.' for family in sorted(events.FAMILIES))}, which are the gateway's own"
         )
+    if len(name) > events.TYPE_LENGTH_MAX:
+        raise ValueError(f"must have at most {events.TYPE_LENGTH_MAX} characters")
     if not events.is_custom(name):
         raise ValueError("must be words of a-z, 0-9 and _ that are joined by dots, such as invoice.sent")
     return name
@@ -107,7 +117,12 @@ def _said(text: str) -> str:
 
 Reason = Annotated[str, Field(max_length=REASON_LENGTH_MAX, description="why; kept in the audit log"), AfterValidator(_said)]
 EventFilter = Annotated[str, AfterValidator(_event_filter)]
-Rate = Annotated[Decimal, BeforeValidator(_decimal), Field(ge=Decimal("0.001"), le=10_000, max_digits=8, decimal_places=3)]
+Rate = Annotated[
+    Decimal,
+    BeforeValidator(_decimal),
+    Field(ge=Decimal("0.001"), le=10_000, max_digits=8, decimal_places=3),
+    WithJsonSchema({"type": "number", "minimum": 0.001, "maximum": 10_000, "multipleOf": 0.001}),
+]
 
 
 CONFLICT: Final[dict[int | str, dict[str, Any]]] = {409: {"description": "The state does not allow this"}}
@@ -139,6 +154,13 @@ class Body(BaseModel):
         return {"requestBody": {"required": required, "content": {"application/json": {"schema": inlined}}}}
 
 
+def _unfilled(schema: dict[str, Any]) -> None:
+    """Of a change: what is left out stays, so no member has a default, and none is required."""
+    schema.pop("required", None)
+    for member in schema["properties"].values():
+        member.pop("default", None)
+
+
 class NewSource(Body):
     """A merchant account at a provider."""
 
@@ -152,7 +174,9 @@ class NewSource(Body):
 class SourceChange(Body):
     """What changes in a source's configuration; null takes an optional value away."""
 
-    config: dict[str, Any] = Field(default_factory=dict)
+    model_config = ConfigDict(json_schema_extra=_unfilled)
+
+    config: dict[str, Any] = Field(default_factory=dict, description="the members that change; those that are left out stay")
 
 
 class NewOrder(Body):
@@ -190,7 +214,9 @@ class NewEndpoint(Body):
 class EndpointChange(NewEndpoint):
     """What changes in an endpoint; members that are left out stay."""
 
-    url: str = ""
+    model_config = ConfigDict(json_schema_extra=_unfilled)
+
+    url: str = Field(default="", description="https; what it leads to is vetted at each send")
 
     def changes(self) -> dict[str, Any]:
         """The members that were given."""
@@ -286,7 +312,7 @@ class KeyedResponse(Body):
     """The answer that repeats of a key get."""
 
     status: Annotated[int, Field(ge=200, le=499), AfterValidator(_storable)]
-    body: dict[str, Any] = Field(default_factory=dict)
+    body: Annotated[dict[str, Any], AfterValidator(_plain)] = Field(default_factory=dict)
 
 
 class KeyResolution(ReasonedAct):
@@ -300,7 +326,7 @@ class KeyResolution(ReasonedAct):
 
     def answer(self) -> tuple[int, Any] | None:
         """Status and body, if they were given."""
-        return None if self.response is None else (self.response.status, _plain(self.response.body))
+        return None if self.response is None else (self.response.status, self.response.body)
 
 
 # --- checkout

@@ -62,7 +62,7 @@ def test_modules_are_named_after_what_is_in_them():
 
 
 def test_packages_are_few():
-    """Providers, the web application and the simulator are the only packages."""
+    """Providers, the web application, the simulator, the benchmark and the proof are the only packages."""
     packages = {path.relative_to(PACKAGE).as_posix() for path in PACKAGE.iterdir() if path.is_dir() and path.name != "__pycache__"}
 
-    assert packages <= {"providers", "web", "simulator"}
+    assert packages <= {"bench", "proof", "providers", "simulator", "web"}

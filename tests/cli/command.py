@@ -116,7 +116,7 @@ async def here(*arguments: str, **settings: str) -> Done:
 class Serving:
     """A `serve` or `simulate` that runs. `line` is what it said when it was ready."""
 
-    process: Process
+    process: Process | asyncio.subprocess.Process
     line: str
 
     @property
@@ -153,7 +153,20 @@ class Serving:
 @asynccontextmanager
 async def serving(*arguments: str, **settings: str) -> AsyncIterator[Serving]:
     """Start a command that stays, and wait until it says that it is ready; killed at the end if the test did not stop it."""
-    process = await start(*arguments, **settings)
+    async with _ready(await start(*arguments, **settings)) as running:
+        yield running
+
+
+@asynccontextmanager
+async def serving_by_path(*words: str, **settings: str) -> AsyncIterator[Serving]:
+    """The same of a program, from its very beginning."""
+    process = await asyncio.create_subprocess_exec(*words, stdin=DEVNULL, stdout=PIPE, stderr=PIPE, env=os.environ | settings)
+    async with _ready(process) as running:
+        yield running
+
+
+@asynccontextmanager
+async def _ready(process: Process | asyncio.subprocess.Process) -> AsyncIterator[Serving]:
     assert process.stdout is not None
     try:
         async with asyncio.timeout(COMMAND_SECONDS):

@@ -23,11 +23,13 @@ COMMANDS = (
     "endpoints add",
     "endpoints list",
     "endpoints show",
+    "endpoints disable",
     "endpoints enable",
     "endpoints rotate-secret",
     "endpoints delete",
     "simulate",
     "demo",
+    "bench",
 )
 
 
@@ -53,7 +55,7 @@ async def test_help_says_how_to_use_it(name: str):
 @pytest.mark.parametrize(
     ("arguments", "hint"),
     [
-        (("prove",), "No such command"),
+        (("disprove",), "No such command"),
         (("keys", "create"), "--tenant"),
         (("sources", "add", "shop", "--config", "{"), "--config"),
         (("sources", "add", "shop", "--config", "[]"), "object"),

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from ipn_gateway import console, endpoints, ids
+from ipn_gateway import console, ids
 from tests.cli import command
 
 if TYPE_CHECKING:
@@ -27,14 +27,13 @@ BODY = b'{"id":"evt_1","type":"order.paid","timestamp":"2026-07-14T06:02:58Z","d
 
 
 async def test_an_endpoint_from_beginning_to_end(database_url: str, db: Database):
-    """Added, listed, shown without its secret, rotated, enabled again and deleted; each act is in the audit log as the command's."""
+    """Added, disabled, listed, enabled again, rotated, shown without its secret and deleted; the audit log has each as the command's."""
     settings = command.given_database(database_url)
     await command.source(db, settings, "shop")
 
     added = await command.run("endpoints", "add", URL, "--events", "order.*,notification.held", "--json", **settings)
     endpoint = added.json["id"]
-    async with db.transaction("test.disable") as tx:
-        await endpoints.disable(tx, "acme", ids.read(ids.ENDPOINT, endpoint), "gone")
+    off = await command.run("endpoints", "disable", endpoint, "--reason", "their service moves", "--json", **settings)
     disabled = await command.run("endpoints", "list", **settings)
     enabled = await command.run("endpoints", "enable", endpoint, "--reason", "is back", "--json", **settings)
     rotated = await command.run("endpoints", "rotate-secret", endpoint, "--overlap-seconds", "60", "--json", **settings)
@@ -42,18 +41,20 @@ async def test_an_endpoint_from_beginning_to_end(database_url: str, db: Database
     deleted = await command.run("endpoints", "delete", endpoint, "--json", **settings)
     gone = await command.run("endpoints", "show", endpoint, **settings)
     async with db.autocommit("test.audit") as tx:
-        acts = await tx.all(dict, "SELECT actor, action FROM audit_log WHERE target = %(target)s ORDER BY id", {"target": endpoint})
+        acts = await tx.all(dict, "SELECT actor, action, reason FROM audit_log WHERE target = %(target)s ORDER BY id", {"target": endpoint})
 
     assert added.json["secret"].startswith("whsec_")
     assert rotated.json["secret"] not in {added.json["secret"], None}
-    assert disabled.out.splitlines()[1].split()[1:] == [URL, "disabled", "gone"]
+    assert disabled.out.splitlines()[1].split()[1:] == [URL, "disabled", "manual"]
+    assert (off.json["status"], off.json["disabled_reason"]) == ("disabled", "manual")
     assert enabled.json["status"] == "enabled"
     assert len(rotated.json["secrets"]) == 2
     assert "whsec_" not in shown.out
     assert deleted.json == {"id": endpoint, "cancelled": 0}
     assert (gone.code, gone.sentence) == (1, f"There is no endpoint {endpoint} of the tenant acme.")
     assert {act["actor"] for act in acts} == {"command"}
-    assert [act["action"] for act in acts] == [f"endpoint.{verb}" for verb in ("create", "enable", "rotate_secret", "delete")]
+    assert [act["action"] for act in acts] == [f"endpoint.{verb}" for verb in ("create", "disable", "enable", "rotate_secret", "delete")]
+    assert [act["reason"] for act in acts] == [None, "their service moves", "is back", None, None]
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
 import httpx
+import psycopg
 import pytest
 from pydantic import SecretStr
 
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 
     from ipn_gateway.db import Database
     from tests.cli.command import Serving
+    from tests.forkserver import Process
     from tests.loopback import Server
 
 pytestmark = pytest.mark.timeout(120)
@@ -232,6 +234,75 @@ async def test_it_subscribes_itself_and_ends_that_with_itself(database_url: str,
     assert after == []
     assert (done.code, "The subscription is ended" in done.err) == (0, True)
     assert f"verifies with the public key {during[0]['secrets'][0]['public_key']}\n" in done.err
+
+
+async def until(db: Database, condition: str) -> None:
+    """Wait until the database says so."""
+    async with asyncio.timeout(command.COMMAND_SECONDS):
+        while not (await rows(db, f"SELECT {condition} AS found"))[0]["found"]:
+            pass
+
+
+@asynccontextmanager
+async def begun(settings: dict[str, str]) -> AsyncIterator[Process]:
+    """A `listen --tenant acme` that has just been started; killed at the end if the test did not stop it."""
+    process = await command.start("listen", "--port", "0", "--tenant", "acme", **settings)
+    try:
+        yield process
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.communicate()
+
+
+@pytest.mark.parametrize("signals", [(signal.SIGTERM,), (signal.SIGINT, signal.SIGINT)], ids=["one signal", "two"])
+async def test_a_signal_right_after_the_beginning_leaves_no_endpoint(database_url: str, db: Database, signals: tuple[int, ...]):
+    """In the moment in which the endpoint is there, before a line is printed; the second signal waits until it is gone."""
+    settings = command.given_database(database_url) | LOOPBACK
+    await tenants.create_key(db, "acme")
+
+    async with begun(settings) as process:
+        await until(db, "EXISTS (SELECT FROM endpoints)")
+        for number in signals:
+            process.send_signal(number)
+        done = await command.ended(process)
+
+    assert await rows(db, "SELECT status FROM endpoints WHERE deleted_at IS NULL") == []
+    assert "The subscription is ended" in done.err
+
+
+async def test_signals_while_the_endpoint_is_being_made_leave_none(database_url: str, db: Database):
+    """What was sent to the database is waited for, and then undone."""
+    settings = command.given_database(database_url) | LOOPBACK
+    await tenants.create_key(db, "acme")
+
+    async with begun(settings) as process:
+        async with await psycopg.AsyncConnection.connect(database_url) as holder:
+            await holder.execute("SELECT FROM tenants WHERE id = 'acme' FOR UPDATE")
+            await until(db, f"EXISTS (SELECT FROM pg_stat_activity WHERE {holder.info.backend_pid} = ANY(pg_blocking_pids(pid)))")
+            for _ in range(2):
+                process.send_signal(signal.SIGINT)
+        await command.ended(process)
+
+    assert await rows(db, "SELECT status FROM endpoints WHERE deleted_at IS NULL") == []
+
+
+async def test_what_a_killed_one_left_behind_is_removed_by_the_next(database_url: str, db: Database):
+    """An endpoint where nobody listens any more; that of another which runs stays, and so does what somebody else has made."""
+    settings = command.given_database(database_url) | LOOPBACK
+    others = await subscribed(db, settings, "http://127.0.0.1:9/hook")
+    async with listening("--tenant", "acme", **settings) as running:
+        async with listening("--tenant", "acme", **settings) as killed:
+            killed.signal(signal.SIGKILL)
+            await killed.ended()
+        async with listening("--tenant", "acme", **settings) as third:
+            left = await rows(db, "SELECT id, url FROM endpoints WHERE deleted_at IS NULL ORDER BY id")
+            done = await third.stopped()
+        await running.stopped()
+
+    assert [one["url"] for one in left] == ["http://127.0.0.1:9/hook", running.url.rstrip(";"), third.url.rstrip(";")]
+    assert "left behind by an earlier `listen`" in done.err
+    assert [ids.show(ids.ENDPOINT, one["id"]) for one in await rows(db, "SELECT id FROM endpoints WHERE deleted_at IS NULL")] == [others]
 
 
 @pytest.mark.parametrize(

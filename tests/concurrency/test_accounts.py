@@ -13,7 +13,7 @@ import pytest
 from psycopg import sql
 
 from ipn_gateway import effects, ids, logs
-from ipn_gateway.effects import Origin
+from ipn_gateway.bookings import Origin
 from ipn_gateway.providers.base import Confirmed, Effect
 from tests import world as worlds
 from tests.world import SOURCE, STORE, TENANT

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from ipn_gateway import claims, effects, ids, inbox, logs, notifications, reconciliation
-from ipn_gateway.effects import Origin
+from ipn_gateway.bookings import Origin
 from ipn_gateway.providers.base import Confirmed, Effect, InboundRequest
 from ipn_gateway.simulator.sslcommerz import encode
 from ipn_gateway.slots import Slots
@@ -99,7 +99,7 @@ async def test_the_listener_and_the_return_page_at_once_are_one_effect(world: Wo
         await world.order(f"ORD-{number}")
         fields = world.pay(f"ORD-{number}")
         request = InboundRequest("POST", "", FORM, encode(fields))
-        browser = notifications.receive(world.rt.db, world.rt.sources, world.rt.floods, account, request, via="return/success")
+        browser = notifications.receive(world.rt.intake, account, request, via="return/success")
         await released(world.notify(fields), browser)
         hold_verdicts(world, 2)
         await world.drain()

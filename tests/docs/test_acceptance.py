@@ -1,4 +1,4 @@
-"""Every statement of the acceptance list has a test that carries its number, or a reason why not."""
+"""Every statement of the acceptance list has a test that carries its number, or a reason why not; every case has one."""
 
 from __future__ import annotations
 
@@ -60,6 +60,38 @@ def _marks(path: Path) -> list[str]:
     return [ast.unparse(call) for call in calls if ast.unparse(call.func).endswith("mark.case")]
 
 
+# The cases
+
+CASES = re.findall(
+    r"B\d+",
+    """
+    B01 B03 B05 B08 B09 B11 B14 B16 B17 B19 B21 B23 B25 B27 B29 B31 B33 B35 B37 B39 B41 B43 B46 B47 B49 B52 B53 B55 B57 B59 B61 B63
+    B65 B67 B69 B71 B73 B75 B77 B79 B81 B83 B85 B87 B89 B91 B93 B95 B98 B99 B101 B103 B105 B107 B109 B111 B113 B115 B117 B119 B121
+    B123 B125 B127 B129 B131 B133 B135 B137 B139 B141
+    """,
+)
+SOURCE = re.compile(r"[\w.-]+/[\w.-]+(#\d+| PR #\d+)|[a-z.-]+\.[a-z]+/\S+")
+
+
+def test_the_cases_are_whole() -> None:
+    """Every one has its public source and a sentence of ours, in order."""
+    assert list(acceptance.CASES) == CASES
+    assert [source for source, _ in acceptance.CASES.values() if not SOURCE.fullmatch(source)] == []
+    assert [text for _, text in acceptance.CASES.values() if not text.endswith(".")] == []
+
+
+def test_every_case_has_a_test() -> None:
+    """Without an exception, and no mark is of a case that does not exist."""
+    assert sorted(acceptance.by_case(), key=CASES.index) == CASES
+
+
+def test_every_mark_of_a_case_is_found() -> None:
+    """Reading the files finds each one that is written in one."""
+    written = {case for path in modules(TESTS) for call in _marks(path) for case in re.findall(r"'(B\d+)'", call)}
+
+    assert written == set(acceptance.by_case())
+
+
 @pytest.mark.parametrize(
     ("source", "tests"),
     [
@@ -83,3 +115,5 @@ def test_marks_are_found_wherever_they_stand(tmp_path: Path, source: str, tests:
     (folder / "test_x.py").write_text(dedent(source))
 
     assert acceptance.by_statement(folder).get("S1", []) == tests
+    assert set(acceptance.by_statement(folder)) <= {"S1"}
+    assert acceptance.by_case(folder) == ({"B2": tests} if "B2" in source else {})

@@ -49,8 +49,9 @@ def text_of(page: str) -> str:
 
 
 def published() -> str:
-    """What callers read: every page, the README and the OpenAPI document."""
-    texts = [path.read_text(encoding="utf-8") for path in (pages.ROOT / "README.md", *sorted(DOCS.rglob("*.md")))]
+    """What callers read: every page, the README and the OpenAPI document; but the table of cases, which names other people's issues."""
+    found = [pages.ROOT / "README.md", *sorted(set(DOCS.rglob("*.md")) - {DOCS / "reference/cases.md"})]
+    texts = [path.read_text(encoding="utf-8") for path in found]
     return "\n\n".join([*texts, json.dumps(generate.openapi(), ensure_ascii=False)])
 
 

@@ -102,16 +102,28 @@ def failing(error: BaseException, times: int = 1) -> Callable[[], Awaitable[None
 
 # All or nothing
 
-STATEMENTS = 4  # lock, book, end, stage
+STATEMENTS = {"effects.apply_together": 4, "effects.apply": 6}  # lock, book, end, stage; two around IPN_EFFECT, with which all go alone
+both = pytest.mark.parametrize("transaction", list(STATEMENTS))
 
 
+def apply_by(world: World, transaction: str) -> None:
+    """Plain ones are applied together; those of a worker with an effect alone."""
+
+    async def nothing(*_: Any) -> None: ...
+
+    if transaction == "effects.apply":
+        world.worker = replace(world.worker, effect=nothing)
+
+
+@both
 @pytest.mark.case("S107")
-async def test_a_crash_behind_any_statement_of_apply_leaves_nothing(world: World) -> None:
+async def test_a_crash_behind_any_statement_of_apply_leaves_nothing(world: World, transaction: str) -> None:
     """Ledger, order, payment, event and its delivery are there together or not at all; afterwards it is applied once."""
-    points = [*(f"statement_{number}" for number in range(1, STATEMENTS + 1)), "before_commit"]
+    apply_by(world, transaction)
+    points = [*(f"statement_{number}" for number in range(1, STATEMENTS[transaction] + 1)), "before_commit"]
     receipt = await world.notify(world.pay("ORD-1"))
     for point in points:
-        world.rt.faults.on[f"effects.apply:{point}"] = failing(asyncio.CancelledError())
+        world.rt.faults.on[f"{transaction}:{point}"] = failing(asyncio.CancelledError())
         await world.drain()
 
         assert await applied_once(world), point
@@ -125,9 +137,11 @@ async def test_a_crash_behind_any_statement_of_apply_leaves_nothing(world: World
     assert await world.outcome(receipt) == ("applied", None)
 
 
+@both
 @pytest.mark.case("S107")
-async def test_those_are_all_statements_of_apply(world: World) -> None:
+async def test_those_are_all_statements_of_apply(world: World, transaction: str) -> None:
     """A statement that is added has its crash tested above."""
+    apply_by(world, transaction)
     seen: list[int] = []
 
     for number in range(1, 10):
@@ -135,11 +149,11 @@ async def test_those_are_all_statements_of_apply(world: World) -> None:
         async def pass_by(number: int = number) -> None:
             seen.append(number)
 
-        world.rt.faults.on[f"effects.apply:statement_{number}"] = pass_by
+        world.rt.faults.on[f"{transaction}:statement_{number}"] = pass_by
     await world.notify(world.pay("ORD-1"))
     await world.drain()
 
-    assert seen == list(range(1, STATEMENTS + 1))
+    assert seen == list(range(1, STATEMENTS[transaction] + 1))
 
 
 @pytest.mark.case("S107")
@@ -204,14 +218,16 @@ RERUN = [
 ]
 
 
+@both
 @pytest.mark.case("S101", "S103", "S104")
 @pytest.mark.parametrize("point", ["statement_1", "statement_2", "before_commit"])
-async def test_what_is_no_fault_of_the_transaction_is_run_again_whole(world: World, point: str) -> None:
+async def test_what_is_no_fault_of_the_transaction_is_run_again_whole(world: World, transaction: str, point: str) -> None:
     """Deadlock, serialization failure, lost connection, read-only server: a new run, without another question to the provider."""
+    apply_by(world, transaction)
     for number, error in enumerate(RERUN):
         order_id = f"ORD-{number + 2}"
         await world.order(order_id)
-        world.rt.faults.on[f"effects.apply:{point}"] = failing(error)
+        world.rt.faults.on[f"{transaction}:{point}"] = failing(error)
         asked = world.questions
 
         receipt = await world.notify(world.pay(order_id))
@@ -253,7 +269,7 @@ async def test_what_never_gets_through_is_left_to_its_lease(world: World) -> Non
         runs += 1
         raise pg.DeadlockDetected
 
-    world.rt.faults.on["effects.apply:before_commit"] = fail
+    world.rt.faults.on["effects.apply_together:before_commit"] = fail
     receipt = await world.notify(world.pay("ORD-1"))
     await world.drain()
 
@@ -279,7 +295,7 @@ async def test_a_terminated_backend_costs_a_run_and_nothing_else(world: World) -
                 " WHERE datname = current_database() AND state = 'idle in transaction'"
             )
 
-    points = ["effects.apply:statement_1", "effects.apply:statement_2", "effects.apply:statement_4"]
+    points = [f"effects.apply_together:statement_{number}" for number in (1, 2, 4)]
     points += ["notifications.receive:statement_1", "orders.create:statement_2"]
     for number, point in enumerate(points):
         once(world, point, terminate)
@@ -330,7 +346,7 @@ async def test_another_key_of_ours_says_nothing_about_the_operation(world: World
         nonlocal runs
         runs += 1
 
-    world.rt.faults.on["effects.apply:statement_1"] = run
+    world.rt.faults.on["effects.apply_together:statement_1"] = run
     receipt = await world.notify(world.pay("ORD-1"))
     await world.drain()
 
@@ -362,15 +378,17 @@ async def test_a_trigger_of_the_merchants_is_told_from_our_keys(world: World) ->
 # Whether a COMMIT happened
 
 
+@both
 @pytest.mark.case("S102")
-async def test_apply_finds_out_what_became_of_its_commit(cuttable: World, proxy: Proxy) -> None:
+async def test_apply_finds_out_what_became_of_its_commit(cuttable: World, proxy: Proxy, transaction: str) -> None:
     """The connection is lost around COMMIT: exactly one effect, and the delivery ends `applied`, not `duplicate`."""
     world = cuttable
+    apply_by(world, transaction)
     lost = logs.counters["inbox.lease_lost"]
     for moment in MOMENTS:
         await world.order(f"ORD-{moment}")
         receipt = await world.notify(world.pay(f"ORD-{moment}"))
-        once(world, "effects.apply:before_commit", cut(proxy, moment))
+        once(world, f"{transaction}:before_commit", cut(proxy, moment))
         await work(world)
 
         assert await world.outcome(receipt) == ("applied", None), moment
@@ -407,7 +425,8 @@ async def test_every_end_survives_a_lost_commit(cuttable: World, proxy: Proxy, m
         fields = _fields_of(world, kind, order_id, paid)
         before, lost = await written(world), logs.counters["inbox.lease_lost"]
         receipt = await world.notify(fields)
-        for transaction in ("effects.apply", "inbox.end"):
+        apply = "effects.apply_together" if kind == "negative" else "effects.apply"
+        for transaction in (apply, "inbox.end"):
             once(world, f"{transaction}:before_commit", cut(proxy, moment))
         await work(world)
         world.rt.faults.on.clear()

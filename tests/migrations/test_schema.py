@@ -53,7 +53,9 @@ def alembic(connection: Connection):
 def test_the_migrations_build_what_the_models_describe(kind, database_url, empty_database_url, connect):
     """Column by column and constraint by constraint, checks and partition keys too, as the database itself spells them."""
     with connect(database_url) as migrated, connect(empty_database_url) as described:
-        described.exec_driver_sql(migrated.exec_driver_sql("SELECT pg_get_functiondef('ipn_now'::regproc)").scalar_one())
+        SQLModel.metadata.tables["event_log"].create(described)
+        for function in ("ipn_now", "event_position"):
+            described.exec_driver_sql(migrated.exec_driver_sql(f"SELECT pg_get_functiondef('{function}'::regproc)").scalar_one())
         SQLModel.metadata.create_all(described)
 
         assert catalogue(migrated, kind)

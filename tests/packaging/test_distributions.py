@@ -135,7 +135,7 @@ async def test_the_installed_gateway_migrates_and_serves(installed: Path, server
     with server.database() as url:
         settings = command.given_database(url)
         command_line = (str(installed / "ipn-gateway"), "serve", "--port", "0", "--migrate")
-        async with command.serving(*command_line, **settings) as gateway, httpx.AsyncClient() as client:
+        async with command.serving_by_path(*command_line, **settings) as gateway, httpx.AsyncClient() as client:
             answers = [(await client.get(f"{gateway.url}/{path}")).status_code for path in ("healthz", "readyz")]
             stopped = await gateway.stopped()
 

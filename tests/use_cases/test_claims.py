@@ -35,12 +35,13 @@ async def claim(world: World, limit: int) -> int:
 
 
 async def test_a_source_has_a_cap_and_the_others_get_the_rest(world: World) -> None:
-    """A source with a long queue takes at most sixteen slots."""
-    await waiting(world, "busy", 20)
+    """A source with a long queue takes a quarter of its tenant's share at most."""
+    await waiting(world, "busy", claims.LEASED_PER_SOURCE + 4)
     await waiting(world, "calm", 2)
 
-    assert await claim(world, 32) == 18
-    assert await in_flight(world) == {"busy": claims.IN_FLIGHT_PER_SOURCE, "calm": 2}
+    assert await claim(world, 100) == claims.LEASED_PER_SOURCE + 2
+    assert await in_flight(world) == {"busy": claims.LEASED_PER_SOURCE, "calm": 2}
+    assert claims.LEASED_PER_TENANT == 4 * claims.LEASED_PER_SOURCE
 
 
 async def test_a_free_slot_goes_to_the_source_with_the_fewest_in_flight(world: World) -> None:
@@ -92,6 +93,7 @@ async def test_what_is_claimed_is_worked_on_although_the_next_claim_fails(world:
 
     await world.order("ORD-1")
     world.rt.faults.on["inbox.claim_unproved:statement_1"] = gone
+    await world.notify(encode(FORGERIES["odd_key"](world.pay("ORD-2"))))
     receipt = await world.notify(world.pay("ORD-1"))
     with pytest.raises(psycopg.OperationalError):
         await inbox.run_once(world.worker)

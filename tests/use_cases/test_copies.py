@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from ipn_gateway.inbox import COPIES_ASKING, COPY_SECONDS, COPY_WAIT_SECONDS
+from ipn_gateway.inbox import COPY_WAIT_SECONDS
+from ipn_gateway.inbox_batches import COPIES_ASKING, COPY_SECONDS
 
 if TYPE_CHECKING:
     from ipn_gateway.clock import Clock

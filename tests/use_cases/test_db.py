@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import psycopg
 import pytest
 from psycopg import errors as pg
+from psycopg import sql
 
 from ipn_gateway.clock import Clock
 from ipn_gateway.db import RERUNS_MAX, Database, assert_no_transaction
@@ -234,3 +235,14 @@ async def adding(db: Database, runs: list[int], also=None) -> int:
         if also:
             await also(tx)
     return len(runs)
+
+
+@pytest.mark.case("S104")
+async def test_a_server_that_would_lose_commits_is_refused(database_url: str, clock: Clock, faults: Faults):
+    """Where commits do not wait for the disk a 2xx would promise nothing: the start says what to switch on."""
+    async with await psycopg.AsyncConnection.connect(database_url, autocommit=True) as connection:
+        await connection.execute(sql.SQL("ALTER DATABASE {} SET synchronous_commit = off").format(sql.Identifier(connection.info.dbname)))
+
+    with pytest.raises(ConfigurationError, match="switch synchronous_commit on"):
+        async with Database(database_url, clock=clock, faults=faults, connections_max=1):
+            pass

@@ -246,3 +246,20 @@ async def test_nobody_else_acts_on_an_endpoint(db: Database, vault: Vault) -> No
             await endpoints.delete(db, tenant, endpoint_id, actor="test")
         with pytest.raises(NotFound):
             await endpoints.rotate_secret(db, vault, tenant, endpoint_id, overlap_seconds=0, secret_bytes=bytes(64), actor="test")
+
+
+async def test_a_tenant_has_no_more_endpoints_than_one_event_reaches(db: Database, vault: Vault, make: Make) -> None:
+    """One more would miss events and nobody would see it: it is refused, also when two come at once; each of the others gets the event."""
+    await make.tenant()
+    gone = await make.endpoint(deleted_at=ago(days=1))
+    for _ in range(endpoints.ENDPOINTS_MAX - 1):
+        await make.endpoint()
+
+    made = await asyncio.gather(*(create(db, vault) for _ in range(3)), return_exceptions=True)
+
+    assert Counter(type(each) for each in made) == {CreatedSecret: 1, StateConflict: 2}
+    async with db.transaction("test.stage") as tx:
+        event = events.custom(f"evt_{'a' * 32}", "shop.sent", await tx.value("SELECT ipn_now()"), {}, order_id=None)
+        assert await outbox.stage(tx, db.clock, TENANT, [event]) == endpoints.ENDPOINTS_MAX
+    found = await rows(db, "SELECT count(DISTINCT endpoint_id) AS count FROM event_deliveries WHERE endpoint_id <> %(id)s", id=gone["id"])
+    assert found == [{"count": endpoints.ENDPOINTS_MAX}]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import psycopg
 import pytest
 
-from ipn_gateway import claims, event_claims, event_deliveries, ids, reconciliation, source_states
+from ipn_gateway import claims, event_claims, event_deliveries, ids, inbox, reconciliation, source_states
 from ipn_gateway.event_claims import Chosen, share_out
 from tests.dispatching import Hanging, Subscribers, dispatching
 from tests.loopback import OK, says, serving
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from ipn_gateway.db import Database
     from tests.make import Make
 
-CAPS = {"per_source": claims.IN_FLIGHT_PER_SOURCE, "per_tenant": claims.IN_FLIGHT_PER_TENANT}
+CAPS = {"per_source": claims.LEASED_PER_SOURCE, "per_tenant": claims.LEASED_PER_TENANT}
 CLAIMING = CAPS | {"probing_from": source_states.PROBING_FROM, "lease": 45, "unproved": 1, "parking": 72}
 
 
@@ -87,14 +87,14 @@ async def test_no_tenant_holds_more_than_half_of_the_slots(db: Database) -> None
         await notified(db, "acme", source, 100)
     await notified(db, "beta", "zz-good", 1)
 
-    first = await notifications(db, 128)
-    again = await notifications(db, 63)
+    first = await notifications(db, inbox.SLOTS)
+    again = await notifications(db, inbox.SLOTS - first.total())
     await notified(db, "beta", "zz-good", 1)
 
     assert first["zz-good"] == 1
-    assert first.total() - 1 == claims.IN_FLIGHT_PER_TENANT
+    assert first.total() - 1 == claims.LEASED_PER_TENANT == inbox.SLOTS / 2
     assert again.total() == 0
-    assert await notifications(db, 63) == {"zz-good": 1}
+    assert await notifications(db, inbox.SLOTS - first.total()) == {"zz-good": 1}
 
 
 async def test_sources_of_a_tenant_share_alike(db: Database) -> None:
@@ -127,7 +127,7 @@ async def test_unproved_ones_are_dealt_out_in_the_same_way(db: Database) -> None
 
 async def test_a_long_queue_leaves_unproved_ones_their_own_slots(db: Database) -> None:
     """A source that is at its cap for ever still has them asked about, a few at a time."""
-    await notified(db, "acme", "busy", 30, leased=claims.IN_FLIGHT_PER_SOURCE)
+    await notified(db, "acme", "busy", 100, leased=claims.LEASED_PER_SOURCE)
     await notified(db, "acme", "busy", 10, proved=False)
     assert (await notifications(db, 64)).total() == 0
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from ipn_gateway import events, outbox
+from ipn_gateway.event_log import HORIZON
 from tests.make import NOW, SOURCE, TENANT
 from tests.pulling import all_in_view
 
@@ -101,7 +102,7 @@ async def test_nothing_to_stage_costs_nothing(tx: Transaction, clock: Clock) -> 
 @pytest.mark.case("S124")
 async def test_events_can_be_pulled_without_a_gap_whatever_commits_first(db: Database, clock: Clock) -> None:
     """A page ends below the oldest running writer: what began first and commits last is neither passed over nor read twice."""
-    page = "SELECT id FROM events WHERE transaction_id < pg_snapshot_xmin(pg_current_snapshot()) ORDER BY transaction_id, id"
+    page = f"SELECT id FROM events WHERE position < {HORIZON} ORDER BY position, id"
     begun, end = asyncio.Event(), asyncio.Event()
 
     async def commit_late() -> None:

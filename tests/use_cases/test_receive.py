@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import psycopg
@@ -313,7 +312,7 @@ def test_the_rate_is_one_of_each_source_and_address() -> None:
 @pytest.mark.case("S111")
 async def test_a_flood_of_forgeries_is_counted_and_sampled(world: World) -> None:
     """Beyond the rate one in a hundred is kept, the others are counted; all get the same answer, and what may be genuine is kept."""
-    world.rt = replace(world.rt, floods=Floods(Steady()))
+    world.rt.intake.floods = Floods(Steady())
     before = logs.counters["notifications.refused_beyond_rate"]
 
     receipts = await refused(world, "NO-SUCH-ORDER", times=450)
@@ -332,7 +331,7 @@ async def test_a_flood_of_forgeries_is_counted_and_sampled(world: World) -> None
 @pytest.mark.case("S111")
 async def test_a_flood_cannot_drown_what_names_an_unpaid_order(world: World) -> None:
     """A wrong hash may be a changed password: a hundred that name an unpaid order are kept beyond the rate, of a paid one none."""
-    world.rt = replace(world.rt, floods=Floods(Steady()))
+    world.rt.intake.floods = Floods(Steady())
     await world.order("ORD-1")
     await world.order("ORD-2")
     await world.notify(world.pay("ORD-2"))

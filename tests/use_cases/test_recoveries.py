@@ -209,7 +209,9 @@ async def test_a_process_that_dies_leaves_whole_batches(
     assert len(await due(subscribers, endpoint_id)) == 3
 
 
-@pytest.mark.parametrize("cursor", ["", "x", "1.evt_1.0", f"999999999999999999.evt_{'a' * 32}.0", f"-1.evt_{'a' * 32}.0"])
+@pytest.mark.parametrize(
+    "cursor", ["", "x", "1.evt_1.0", *(f"{at}.evt_{'a' * 32}.{n}" for at, n in (("9" * 18, 0), (-1, 0), (1, "\u0663")))]
+)
 async def test_a_text_that_is_no_cursor_is_refused(db: Database, subscribers: Subscribers, cursor: str) -> None:
     """With a sentence."""
     endpoint_id = await subscribers.endpoint("https://subscriber.example/hook")

@@ -58,7 +58,7 @@ async def row(db: Database, delivery_id: UUID) -> dict[str, Any]:
 
 async def audited(db: Database) -> list[dict[str, Any]]:
     async with db.autocommit("test") as tx:
-        return await tx.all(dict, "SELECT actor, target, reason, details FROM audit_log")
+        return await tx.all(dict, "SELECT actor, target, reason, details FROM audit_log ORDER BY id")
 
 
 @pytest.mark.parametrize("kind", ["delivered", "refused"])
@@ -112,7 +112,7 @@ async def test_what_waits_for_its_next_attempt_is_due_now_and_then_goes_on(db: D
 
 
 async def test_asked_twice_before_an_attempt_it_is_one_attempt(db: Database, make: Make) -> None:
-    """Also while the attempt runs; asked after it, it is another one."""
+    """Also while the attempt runs; asked after it, it is another one. Who asked and why is kept each time."""
     made = await make.event_delivery(status="delivered", attempt_count=1)
     await redeliver(db, made["id"])
     await redeliver(db, made["id"])
@@ -120,12 +120,18 @@ async def test_asked_twice_before_an_attempt_it_is_one_attempt(db: Database, mak
     await redeliver(db, made["id"])
     await attempt(db, delivery, "delivered")
     assert await claimed(db) == []
-    assert len(await audited(db)) == 1
+    asked = await audited(db)
+    assert [act["details"].get("answered_by") for act in asked] == [
+        None,
+        "the redelivery that was asked for before",
+        "the attempt that was running",
+    ]
+    assert {(act["actor"], act["reason"]) for act in asked} == {("test", "lost by them")}
 
     await redeliver(db, made["id"])
 
     assert [one.attempt_count for one in await claimed(db)] == [2]
-    assert len(await audited(db)) == 2
+    assert len(await audited(db)) == 4
 
 
 async def test_an_attempt_whose_sender_died_does_not_stand_in_the_way(db: Database, make: Make, clock: Clock) -> None:

@@ -39,7 +39,7 @@ async def posted(world: World, sample: str) -> Receipt:
     """A sample arrives at the golden source as it was captured, and is worked on."""
     account = await world.rt.sources.get(GOLDEN)
     assert account is not None
-    receipt = await notifications.receive(world.rt.db, world.rt.sources, world.rt.floods, account, load(sample))
+    receipt = await notifications.receive(world.rt.intake, account, load(sample))
     await world.drain()
     return receipt
 

@@ -25,7 +25,7 @@ async def asked_at(world: World, moments: Sequence[float]) -> list[float]:
     asked: list[float] = []
     now = 0.0
     for moment in moments:
-        for at in (moment - 0.5, moment):
+        for at in (moment - 5, moment):  # more than the test itself lasts
             world.rt.clock.advance(seconds=at - now)
             now = at
             before = world.questions
@@ -91,6 +91,23 @@ async def test_an_answer_that_says_nothing_is_asked_for_again_soon(world: World)
 
     assert await asked_at(world, [600, 1200, 1800, 2400, 3000]) == [600, 1200, 1800]
     assert await world.value("SELECT count(*) FROM sweeps") == 0
+
+
+async def test_an_answer_that_stays_unclear_is_asked_for_ever_more_rarely(world: World) -> None:
+    """A word that nobody knows, for a month: from the third day on each wait is a tenth of the order's age, and never the last."""
+    await world.order("ORD-1")
+    world.pay("ORD-1", status="HALTED")
+    world.rt.clock.advance(days=3)
+    await world.sweep()
+    waits: list[float] = []
+    while sum(waits) < timedelta(days=27).total_seconds():
+        waits.append(float(await world.value("SELECT extract(epoch FROM due_at - ipn_now()) FROM sweeps")))
+        world.rt.clock.advance(seconds=waits[-1])
+        await world.sweep()
+
+    assert waits == sorted(waits)
+    assert waits[0] == pytest.approx(timedelta(days=0.3).total_seconds(), rel=0.01)
+    assert len(waits) < 40
 
 
 # What it finds

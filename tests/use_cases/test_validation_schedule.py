@@ -166,7 +166,7 @@ async def test_the_first_clear_answer_makes_all_that_wait_due(world: World, answ
 
 
 @pytest.mark.case("S141")
-@pytest.mark.parametrize("point", ["transport.ask:before", "transport.ask:after", "effects.apply:before_commit"])
+@pytest.mark.parametrize("point", ["transport.ask:before", "transport.ask:after", "effects.apply_together:before_commit"])
 async def test_a_delivery_whose_worker_died_is_taken_over_after_its_lease(world: World, point: str) -> None:
     """Between the 2xx and the effect nothing can lose it; before the lease ends nobody else touches it."""
 

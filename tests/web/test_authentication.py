@@ -24,6 +24,7 @@ CALLS = [
     ("PATCH", "/v1/endpoints/ep_00000000000070008000000000000000", "admin"),
     ("DELETE", "/v1/endpoints/ep_00000000000070008000000000000000", "admin"),
     ("POST", "/v1/endpoints/ep_00000000000070008000000000000000/enable", "admin"),
+    ("POST", "/v1/endpoints/ep_00000000000070008000000000000000/disable", "admin"),
     ("POST", "/v1/endpoints/ep_00000000000070008000000000000000/rotate-secret", "admin"),
     ("GET", "/v1/events", "read"),
     ("GET", "/v1/events/evt_aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa", "read"),
@@ -118,6 +119,7 @@ async def _things(caller: Caller) -> list[tuple[str, str]]:
         ("PATCH", endpoint),
         ("DELETE", endpoint),
         ("POST", f"{endpoint}/enable"),
+        ("POST", f"{endpoint}/disable"),
         ("POST", f"{endpoint}/rotate-secret"),
         ("GET", delivery),
     ]

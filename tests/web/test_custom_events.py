@@ -17,6 +17,7 @@ from tests.web.conftest import ENDPOINT, Caller, pointers, problem
 if TYPE_CHECKING:
     from ipn_gateway.runtime import Runtime
 
+JSON = {"Content-Type": "application/json"}
 SENT = {"type": "invoice.sent", "data": {"number": "R-1", "lines": [1, 2.5, None, {"ünder": "ø"}]}, "order_id": "ORD-1"}
 
 
@@ -150,13 +151,38 @@ async def test_the_largest_data_is_taken(api: Caller) -> None:
     assert answer.json()["data"] == data
 
 
-async def test_numbers_arrive_as_they_were_sent(api: Caller) -> None:
-    """As far as a double holds them."""
-    numbers = [0.1, -1e300, 12345678901234567, 1.0, 0]
+async def test_numbers_arrive_as_they_were_sent(api: Caller, rt: Runtime) -> None:
+    """In the answer and in the bytes that are signed and sent: each is the number that was written, to its last digit."""
+    numbers = ["0.1", "-1e300", "12345678901234567", "1.0", "0", "10.10", "1E+2", "0.30000000000000004", "5e-324", "9007199254740993"]
 
-    told = (await api.post("/v1/events", SENT | {"data": {"numbers": numbers}})).json()
+    told = await api("POST", "/v1/events", content=_with(*numbers), headers=JSON)
 
-    assert [Decimal(str(number)) for number in told["data"]["numbers"]] == [Decimal(str(number)) for number in numbers]
+    (stored,) = await rows(rt, "SELECT body FROM events")
+    for data in (told.text, stored["body"]):
+        found = json.loads(data, parse_float=Decimal)["data"]["numbers"]
+        assert [Decimal(number) for number in found] == [Decimal(number) for number in numbers]
+
+
+@pytest.mark.parametrize("number", ["12345678901234567.5", "0.1e-400", "0.1000000000000000055511151231257827", "1e400", "-1e-324"])
+async def test_a_number_that_would_come_out_as_another_is_refused(shop: Caller, rt: Runtime, number: str) -> None:
+    """It has more digits than a double keeps, or lies outside of its range; in an event and in an order's metadata."""
+    order = f'{{"order_id": "ORD-1", "amount": "1.00", "currency": "BDT", "source": "shop-main", "metadata": {{"deep": [{number}]}}}}'
+
+    assert pointers(await shop("POST", "/v1/events", content=_with(number), headers=JSON)) == ["#/data"]
+    assert pointers(await shop("POST", "/v1/orders", content=order, headers=JSON)) == ["#/metadata"]
+    assert await rows(rt, "SELECT FROM events") == []
+
+
+def _with(*numbers: str) -> str:
+    """An event with numbers as they are written."""
+    return f'{{"type": "invoice.sent", "data": {{"numbers": [{", ".join(numbers)}]}}}}'
+
+
+async def test_a_type_that_is_too_long_is_told_so(api: Caller) -> None:
+    """Not that it is not made of words, which it is."""
+    answer = await api.post("/v1/events", SENT | {"type": f"{'x' * 100}.y"})
+
+    assert answer.json()["errors"] == [{"pointer": "#/type", "detail": "must have at most 100 characters"}]
 
 
 async def test_sending_needs_the_scope_to_write(api: Caller, rt: Runtime) -> None:

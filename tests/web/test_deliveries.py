@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import contextvars
+import itertools
 import json
 from typing import TYPE_CHECKING, Any
 
@@ -173,24 +174,26 @@ async def test_the_pull_waits_for_transactions_that_still_write(api: Caller, rt:
 
     assert waiting["items"] == []
     assert [item["id"] for item in pulled["items"]] == [early["id"], second]
-    assert nothing == {"items": [], "next_cursor": pulled["next_cursor"]}
+    assert nothing == {"items": [], "next_cursor": pulled["next_cursor"], "lag_seconds": 0}
 
 
 async def test_a_cursor_from_before_a_restore_is_a_409(api: Caller) -> None:
     """The database says which one it is; the numbers of another mean nothing here."""
     first = (await api.get("/v1/events")).json()["next_cursor"]
-    kind, _, number, event_id = json.loads(base64.urlsafe_b64decode(first + "=="))
-    other = base64.urlsafe_b64encode(json.dumps([kind, "1", number, event_id]).encode()).decode()
+    kind, _, *place = json.loads(base64.urlsafe_b64decode(first + "=="))
+    other = base64.urlsafe_b64encode(json.dumps([kind, "1", *place]).encode()).decode()
 
     assert problem(await api.get("/v1/events", after=other)) == (409, "state-conflict")
 
 
 async def test_a_cursor_of_events_with_a_number_that_is_none_is_a_422(api: Caller) -> None:
     """No number reaches the database that it could refuse."""
-    for number in ("-1", "1_0", str(1 << 64), "1e3", " 1", "\N{BENGALI DIGIT ONE}"):
-        cursor = base64.urlsafe_b64encode(json.dumps(["pull", "1", number, "evt_a"]).encode()).decode()
+    for place, number in itertools.product((2, 4, 5), (-1, "1", 1 << 63, 1e3, True, None)):
+        parts: list[Any] = ["pull", "1", 1, "evt_a", 1, 1]
+        parts[place] = number
+        cursor = base64.urlsafe_b64encode(json.dumps(parts).encode()).decode()
 
-        assert pointers(await api.get("/v1/events", after=cursor)) == ["after"], number
+        assert pointers(await api.get("/v1/events", after=cursor)) == ["after"], parts
 
 
 async def test_event_deliveries_are_shown_with_their_attempts(api: Caller, rt: Runtime) -> None:

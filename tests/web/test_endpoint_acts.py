@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import base64
+import json
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +16,7 @@ from ipn_gateway import endpoint_tests, endpoints, ids, objects, recoveries, run
 from tests.dispatching import Hanging, received, refuses
 from tests.loopback import OK, says, serving
 from tests.make import TENANT, Make, ago
-from tests.web.conftest import Caller, pointers, problem
+from tests.web.conftest import ORDER, Caller, pointers, problem
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -201,11 +203,32 @@ async def test_a_member_of_a_recovery_that_cannot_be_is_pointed_at(api: Caller) 
         ({"since": "yesterday"}, "#/since"),
         ({"since": "2026-07-01T00:00:00"}, "#/since"),
         ({"until": "2026-07-01"}, "#/until"),
+        ({"until": "2026-06-30T23:59:59Z"}, "#/until"),
+        ({"until": good["since"]}, "#/until"),
+        ({"since": "2026-07-01T00:00:0\N{BENGALI DIGIT ONE}Z"}, "#/since"),
+        ({"cursor": f"\N{BENGALI DIGIT ONE}.evt_{'a' * 32}.0"}, "#/cursor"),
+        ({"cursor": f"1.evt_{'a' * 32}.\N{ARABIC-INDIC DIGIT THREE}"}, "#/cursor"),
         ({"reason": " "}, "#/reason"),
         ({"dry_run": "yes"}, "#/dry_run"),
     ):
         assert pointers(await api.post(f"{address}/recover", good | members)) == [pointer], members
     assert pointers(await api.post(f"{address}/recover", {"since": good["since"]})) == ["#/reason"]
+
+
+async def test_digits_of_another_script_are_no_number(shop: Caller) -> None:
+    """Wherever one is read: in a query, a cursor, a time, a header."""
+    three, two = "\N{ARABIC-INDIC DIGIT THREE}", "\N{SUPERSCRIPT TWO}"
+    await shop.post("/v1/orders", ORDER)
+    page = (await shop.get("/v1/orders/ORD-1/timeline", limit="1")).json()
+    kind, at, place, rest = json.loads(base64.urlsafe_b64decode(page["next_cursor"] + "=="))
+    forged = base64.urlsafe_b64encode(json.dumps([kind, at, three, rest]).encode()).decode().rstrip("=")
+
+    assert place.isascii()
+    assert pointers(await shop.get("/v1/orders", limit=three)) == ["limit"]
+    assert pointers(await shop.get("/v1/orders", since=f"2026-07-01T00:00:0{three}Z")) == ["since"]
+    assert pointers(await shop.get("/v1/orders/ORD-1/timeline", cursor=forged)) == ["cursor"]
+    announced = {"Content-Type": "application/json", "Content-Length": two.encode("latin-1")}
+    assert (await shop("POST", "/v1/orders", content=json.dumps(ORDER | {"order_id": "B"}), headers=announced)).status_code == 201
 
 
 async def test_a_disabled_endpoint_is_enabled_before_it_recovers(api: Caller, rt: Runtime) -> None:

@@ -154,6 +154,38 @@ async def test_a_disabled_endpoint_shows_nothing_due_until_it_is_enabled(api: Ca
     assert (await api.post(f"{address}/enable")).json() == enabled
 
 
+async def test_an_endpoint_is_disabled_by_hand(api: Caller, stranger: Caller, rt: Runtime) -> None:
+    """What is for it stays pending until it is enabled; the others are told, who did it and why is kept, and again changes nothing."""
+    made = (await api.post("/v1/endpoints", {"url": "https://subscriber.example:8443/hook/s3cret?k=s3cret"})).json()
+    other = (await api.post("/v1/endpoints", ENDPOINT)).json()
+    address = f"/v1/endpoints/{made['id']}"
+    await Make(rt.db).event_delivery(endpoint_id=ids.read("ep", made["id"]), event_type="order.paid")
+
+    answer = await api.post(f"{address}/disable", {"reason": "their service moves"}, idempotency_key="k-1")
+    repeat = await api.post(f"{address}/disable", {"reason": "their service moves"}, idempotency_key="k-1")
+    again = await api.post(f"{address}/disable")
+    deliveries = (await api.get("/v1/event-deliveries")).json()["items"]
+    async with rt.db.autocommit("test.audit") as tx:
+        acts = await tx.all(dict, "SELECT actor, reason FROM audit_log WHERE action = 'endpoint.disable'")
+
+    assert (answer.status_code, answer.json()["status"], answer.json()["disabled_reason"]) == (200, "disabled", "manual")
+    assert again.json() == repeat.json() == answer.json()
+    assert repeat.headers["idempotent-replayed"] == "true"
+    assert {(one["endpoint_id"], one["event_type"], one["status"]) for one in deliveries} == {
+        (made["id"], "order.paid", "pending"),
+        (other["id"], "endpoint.disabled", "pending"),
+    }
+    (event,) = (await api.get("/v1/events", type="endpoint.disabled")).json()["items"]
+    assert event["data"] == {"endpoint_id": made["id"], "url": "https://subscriber.example:8443", "reason": "manual"}
+    assert [act["reason"] for act in acts] == ["their service moves"]
+    assert acts[0]["actor"].startswith("key:")
+    assert problem(await api.post(f"{address}/recover", {"since": "2026-07-01T00:00:00Z", "reason": "x"})) == (409, "state-conflict")
+    assert (await api.post(f"{address}/enable")).json()["disabled_reason"] is None
+    assert problem(await stranger.post(f"{address}/disable")) == (404, "not-found")
+    await api.delete(address)
+    assert problem(await api.post(f"{address}/disable")) == (404, "not-found")
+
+
 async def test_rotating_shows_a_new_secret_and_keeps_the_old_one_for_a_day(api: Caller) -> None:
     """By default; with no overlap it is dropped at once; a day is not for ever, and there is a limit to their number."""
     made = (await api.post("/v1/endpoints", ENDPOINT)).json()

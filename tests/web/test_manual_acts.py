@@ -145,6 +145,15 @@ async def test_replays_are_answered_with_the_delivery_or_a_count(shop: Caller, r
     assert [entry["reason"] for entry in await audited(rt)] == [None]
 
 
+async def test_a_replay_of_a_span_that_ends_before_it_begins_is_refused(shop: Caller) -> None:
+    """Nothing is in it, which nobody can have meant."""
+    body = {"source": SOURCE, "outcome": "rejected", "reason": "new password", "since": "2026-07-02T00:00:00Z"}
+
+    answer = await shop.post("/v1/notification-deliveries/replay", body | {"until": "2026-07-01T00:00:00Z"})
+
+    assert pointers(answer) == ["#/until"]
+
+
 async def test_a_replay_of_ten_thousand_takes_several_calls(shop: Caller, make: Make, rt: Runtime) -> None:
     """Each looks at no more than 2,000, so that none runs without bound, and gives the cursor of the next; together they come to all."""
     one = await make.notification_delivery(outcome="rejected", reason="signature", proof="refused")

@@ -160,7 +160,7 @@ async def test_nobody_needs_a_key_and_no_tenant_is_named(busy: Make, http: httpx
     text = (await http.get("/metrics")).text
 
     assert not re.search(rf'="{TENANT}', text)
-    assert set(re.findall(r"\{(\w+)=", text)) == {"status", "transaction", "work", "state", "share"}
+    assert set(re.findall(r"\{(\w+)=", text)) == {"status", "transaction", "work", "state", "share", "table"}
     assert problem(await http.get("/metrics", params={"name[]": "x"})) == (400, "unknown-parameter")
 
 

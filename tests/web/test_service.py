@@ -119,6 +119,58 @@ def test_the_openapi_document_is_valid(app: FastAPI) -> None:
     assert set(document["webhooks"]) == set(CATALOGUE)
 
 
+def test_a_webhook_is_described_as_it_is_sent(app: FastAPI) -> None:
+    """Its three headers, which type it is, when, and what each answer to it leads to; code that is made of it has readable names."""
+    document = app.openapi()
+
+    for name, webhook in document["webhooks"].items():
+        sent, answers = webhook["post"], webhook["post"]["responses"]
+        shape = document["components"]["schemas"][sent["requestBody"]["content"]["application/json"]["schema"]["$ref"].rpartition("/")[2]]
+        assert sent["operationId"] == f"send_{name.replace('.', '_')}"
+        assert [(part["name"], part["in"], part["required"]) for part in sent["parameters"]] == [
+            (header, "header", True) for header in ("webhook-id", "webhook-timestamp", "webhook-signature")
+        ]
+        assert shape["properties"]["type"]["const"] == name
+        assert shape["properties"]["timestamp"]["format"] == "date-time"
+        assert set(answers) == {"2XX", "410", "429", "503", "default"}
+        assert [code for code, answer in answers.items() if "Retry-After" in answer.get("headers", {})] == ["429", "503", "default"]
+
+
+def test_a_secret_that_is_left_out_of_a_repeat_is_optional(app: FastAPI) -> None:
+    """Of every operation whose repeat leaves something out: a client that was made of the document reads both answers."""
+    document = app.openapi()
+    left_out = 0
+
+    for path in document["paths"].values():
+        for call in path.values():
+            for member in call.get("x-idempotency", {}).get("recovery", {}).get("repeat", {}).get("left_out", ()):
+                (answer,) = (response for status, response in call["responses"].items() if status.startswith("2"))
+                shape = document["components"]["schemas"][answer["content"]["application/json"]["schema"]["$ref"].rpartition("/")[2]]
+                left_out += 1
+                assert member not in shape["required"]
+                assert "shown once" in shape["properties"][member]["description"]
+                assert "default" not in shape["properties"][member]
+    assert left_out == 2
+
+
+def test_a_change_has_no_defaults(app: FastAPI) -> None:
+    """What is left out of a PATCH stays: no member is required, or has a value that it would get."""
+    changes = [call["patch"] for call in app.openapi()["paths"].values() if "patch" in call]
+
+    assert len(changes) == 2
+    for call in changes:
+        shape = call["requestBody"]["content"]["application/json"]["schema"]
+        assert "required" not in shape
+        assert not any("default" in member for member in shape["properties"].values())
+
+
+def test_every_number_that_is_taken_has_its_limits_in_words_of_json_schema(app: FastAPI) -> None:
+    """And none in those of Python, which nobody reads there."""
+    text = json.dumps([call.get("requestBody") for path in app.openapi()["paths"].values() for call in path.values()])
+
+    assert not re.search(r'"(ge|gt|le|lt|max_digits|decimal_places)":', text)
+
+
 def test_every_operation_under_v1_asks_for_the_key_and_describes_its_errors(app: FastAPI) -> None:
     """Except the contract, which is open; those with a body describe it, those with a path the 404."""
     for path, operations in app.openapi()["paths"].items():
