@@ -18,7 +18,7 @@ from ipn_gateway import endpoint_health, ordering
 from ipn_gateway.batches import Batches
 from ipn_gateway.errors import LeaseLost
 from ipn_gateway.schedule import next_wait
-from ipn_gateway.states import EventDeliveryStatus, Trigger
+from ipn_gateway.states import EventDeliveryStatus
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -92,19 +92,25 @@ class Recorded:
     status: str
     next_attempt_at: datetime | None
     rests_until: datetime | None = None
+    ordered: bool = False  # whether its endpoint is by now
 
 
-def decide(attempt_count: int, outcome: Outcome, *, schedule: Sequence[float], chance: float) -> After:
-    """What becomes of an event delivery after attempt number `attempt_count + 1`. Pure; `chance` is between 0 and 1.
+def decide(tries: int, outcome: Outcome, *, schedule: Sequence[float], chance: float, resumes: bool | None = None) -> After:
+    """What becomes of an event delivery after the try that follows `tries` on its schedule. Pure; `chance` is between 0 and 1.
 
     Only 2xx is success. 410 means that the endpoint is gone (Standard Webhooks 1.0.0): its event deliveries stay pending, unsent, until it
     is enabled. Everything else is tried again on the schedule, later if the receiver's `Retry-After` says so, and at its end is dead.
+
+    `resumes` is of a redelivery, which is no try on the schedule: whether that goes on where it was, though not before `Retry-After`.
     """
     if outcome.kind == "delivered":
         return After(EventDeliveryStatus.DELIVERED)
     if outcome.status_code == HTTPStatus.GONE:
         return After(EventDeliveryStatus.PENDING, 0.0, endpoint_gone=True)
-    wait = next_wait(attempt_count + 2, schedule=schedule, chance=chance, hint=outcome.retry_after_seconds)
+    if resumes is None:
+        wait = next_wait(tries + 2, schedule=schedule, chance=chance, hint=outcome.retry_after_seconds)
+    else:
+        wait = (outcome.retry_after_seconds or 0.0) if resumes else None
     rest = min(outcome.retry_after_seconds or 0.0, REST_SECONDS_MAX) if outcome.status_code in TOO_MUCH else None
     return After(EventDeliveryStatus.DEAD if wait is None else EventDeliveryStatus.PENDING, wait, rest_seconds=rest)
 
@@ -125,12 +131,21 @@ async def _record_together(db: Database, attempts: Sequence[Attempt]) -> list[Re
     return [recorded.get(attempt.id) or LeaseLost(event_delivery=attempt.event_delivery_id) for attempt in attempts]
 
 
+BEFORE_ALL_DUE: Final = """
+least(ipn_now(), (SELECT first.next_attempt_at - interval '1 microsecond' FROM event_deliveries AS first
+                   WHERE first.tenant_id = d.tenant_id AND first.endpoint_id = d.endpoint_id AND first.next_attempt_at IS NOT NULL
+                   ORDER BY first.next_attempt_at LIMIT 1))
+"""
+"""When a redelivery of the row `d` is due: a person need not wait behind a backlog, or while the endpoint's breaker is open."""
+
 # A row is written only under its fence and while leased, so that a late writer, or a re-run after a COMMIT that did arrive, writes nothing.
-# `delivered` beats what a person did meanwhile, since it is true; it never reverts. One success among an endpoint's attempts of a batch
-# ends its failing; rows of healthy endpoints are not touched. Locks: event deliveries sorted by id, then states, as `endpoints` takes them.
+# `delivered` is true whatever happened meanwhile, and never reverts; only what was cancelled with its endpoint stays so. The attempt is
+# written all the same. A redelivery that was asked for during the attempt comes next, whatever that came to. What a redelivery interrupted
+# goes on at its time. One success among an endpoint's attempts of a batch ends its failing; rows of healthy endpoints are not touched.
+# Locks: event deliveries sorted by id, then states, as `endpoints` takes them.
 # A success closes the breaker unless its attempt began before the failing did, and so says nothing about the rest that was begun since.
 # Failures of attempts that began before a rest do not prolong it.
-_RECORD: Final = """
+_RECORD: Final = f"""
 WITH given AS (
     SELECT * FROM unnest(
         %(tenant_ids)b::text[], %(ids)b::uuid[], %(fences)b::bigint[], %(statuses)b::text[], %(waits)b::float8[], %(rests)b::float8[],
@@ -140,13 +155,24 @@ WITH given AS (
                 attempt_id, trigger, started_at, duration_ms, address, status_code, outcome, error, response_excerpt)
 ), won AS (
     UPDATE event_deliveries AS d
-       SET status = CASE WHEN d.status = 'pending' OR given.status = 'delivered' THEN given.status ELSE d.status END,
-           delivered_at = CASE WHEN given.status = 'delivered' THEN coalesce(d.delivered_at, ipn_now()) ELSE d.delivered_at END,
-           next_attempt_at = CASE WHEN d.status = 'pending' THEN ipn_now() + given.wait_seconds * interval '1 second' END,
-           next_trigger = %(retry)s, attempt_count = d.attempt_count + 1, lease_expires_at = NULL
+       SET status = CASE WHEN d.status = 'cancelled' THEN d.status
+                         WHEN given.status = 'dead' AND d.asked_again AND d.status = 'pending' THEN d.status
+                         WHEN d.status = 'pending' OR given.status = 'delivered' THEN given.status ELSE d.status END,
+           delivered_at = CASE WHEN given.status = 'delivered' AND d.status <> 'cancelled' THEN coalesce(d.delivered_at, ipn_now())
+                               ELSE d.delivered_at END,
+           next_attempt_at = CASE WHEN d.status = 'cancelled' OR d.next_attempt_at IS NULL THEN NULL
+                                  WHEN d.asked_again THEN {BEFORE_ALL_DUE}
+                                  WHEN d.status = 'pending' AND given.wait_seconds IS NOT NULL
+                                  THEN greatest(d.scheduled_at, ipn_now() + given.wait_seconds * interval '1 second') END,
+           scheduled_at = CASE WHEN d.asked_again AND d.status = 'pending' AND given.wait_seconds IS NOT NULL
+                               THEN greatest(d.scheduled_at, ipn_now() + given.wait_seconds * interval '1 second') END,
+           next_trigger = CASE WHEN d.asked_again AND d.next_attempt_at IS NOT NULL THEN 'redelivery'
+                               WHEN d.attempt_count = d.redelivery_count AND given.trigger = 'redelivery' THEN 'initial' ELSE 'retry' END,
+           attempt_count = d.attempt_count + 1, redelivery_count = d.redelivery_count + (given.trigger = 'redelivery')::int,
+           asked_again = false, lease_expires_at = NULL
       FROM given
      WHERE d.tenant_id = given.tenant_id AND d.id = given.id AND d.fence = given.fence AND d.lease_expires_at IS NOT NULL
-    RETURNING given.*, d.endpoint_id, d.attempt_count AS number, d.status AS new_status, d.next_attempt_at
+    RETURNING given.*, d.endpoint_id, d.attempt_count AS number, d.status AS new_status, d.next_attempt_at, d.sequence
 ), written AS (
     INSERT INTO delivery_attempts (tenant_id, id, event_delivery_id, number, trigger, started_at, duration_ms, address, status_code,
                                    outcome, error, response_excerpt)
@@ -181,7 +207,9 @@ WITH given AS (
          WHERE h.tenant_id = s.tenant_id AND h.endpoint_id = s.endpoint_id)
     RETURNING tenant_id, endpoint_id, open_until
 )
-SELECT won.attempt_id, won.number, won.new_status AS status, won.next_attempt_at, changed.open_until AS rests_until
+SELECT won.attempt_id, won.number, won.new_status AS status, won.next_attempt_at, changed.open_until AS rests_until,
+       won.sequence IS NOT NULL AND won.new_status <> 'pending' AND coalesce((
+            SELECT e.ordered FROM endpoints AS e WHERE e.tenant_id = won.tenant_id AND e.id = won.endpoint_id), false) AS ordered
   FROM won LEFT JOIN changed ON changed.tenant_id = won.tenant_id AND changed.endpoint_id = won.endpoint_id
 """
 
@@ -209,9 +237,22 @@ async def record(db: Database, attempts: Sequence[Attempt]) -> dict[UUID, Record
             )
         if over := [(attempt.tenant_id, attempt.event_delivery_id) for attempt in ordered if attempt.id in recorded]:
             await ordering.let_go(tx, over)
+        late = [attempt for attempt in attempts if not attempt.ordered and attempt.id in recorded and recorded[attempt.id].ordered]
         if others := [attempt for attempt in attempts if attempt.id not in recorded]:
             recorded |= {row.attempt_id: row for row in await tx.all(Recorded, _WRITTEN_BEFORE, _rows(others))}
+    if late:
+        await db.rerun(_let_go_late, db, late)
     return recorded
+
+
+async def _let_go_late(db: Database, attempts: Sequence[Attempt]) -> None:
+    """Of endpoints that became ordered during the attempt: these are locked before their event deliveries, so by a transaction of its own.
+
+    Were it lost, what waits would be looked at again when it is due.
+    """
+    async with db.transaction("event_deliveries.let_go") as tx:
+        await _lock_endpoints(tx, attempts)
+        await ordering.let_go(tx, [(attempt.tenant_id, attempt.event_delivery_id) for attempt in attempts])
 
 
 async def _lock_endpoints(tx: Transaction, attempts: Sequence[Attempt]) -> None:
@@ -247,7 +288,6 @@ def _rows(attempts: Sequence[Attempt]) -> dict[str, Any]:
         "outcomes": [outcome.kind for outcome in outcomes],
         "errors": [outcome.error for outcome in outcomes],
         "excerpts": [outcome.excerpt for outcome in outcomes],
-        "retry": Trigger.RETRY.value,
         "trying_from": TRYING_FROM,
         "rest_min": REST_SECONDS_MIN,
         "rest_max": REST_SECONDS_MAX,

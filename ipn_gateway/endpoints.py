@@ -130,7 +130,10 @@ CHANGEABLE: Final = ("url", "events", "description", "max_in_flight", "rate_per_
 
 
 async def patch(db: Database, tenant_id: str, endpoint_id: UUID, changes: Mapping[str, Any], *, actor: str) -> None:
-    """Change some of `CHANGEABLE`, checked at the edge. Raises `NotFound`."""
+    """Change some of `CHANGEABLE`, checked at the edge. Raises `NotFound`.
+
+    With `ordered` false what was held back behind another event is due at once; a repeat goes on where a process died with that.
+    """
     assert set(changes) <= set(CHANGEABLE)  # noqa: S101 - names become SQL below
     async with db.transaction("endpoints.patch") as tx:
         await _lock(tx, tenant_id, endpoint_id)
@@ -143,6 +146,36 @@ async def patch(db: Database, tenant_id: str, endpoint_id: UUID, changes: Mappin
             if changes.get("rate_per_second") is not None:
                 await tx.execute(_PACE_ANEW, {"tenant_id": tenant_id, "id": endpoint_id, **changes})
             await _note(tx, tenant_id, endpoint_id, "patch", actor=actor, now=db.clock.now(), details={"changed": sorted(changes)})
+    if changes.get("ordered") is False:
+        while await db.rerun(_release_batch, db, tenant_id, endpoint_id):
+            pass
+
+
+async def _release_batch(db: Database, tenant_id: str, endpoint_id: UUID) -> int:
+    """How many, until none is left; none of an endpoint that is ordered again, or gone."""
+    async with db.transaction("endpoints.release") as tx:
+        return await tx.execute(_RELEASE, {"tenant_id": tenant_id, "id": endpoint_id, "batch": BATCH})
+
+
+# Held back: never tried, put off, and behind a pending event of its order. What a recovery spreads over time was never held back.
+_RELEASE = """
+WITH held AS MATERIALIZED (
+    SELECT id FROM event_deliveries AS d
+     WHERE d.tenant_id = %(tenant_id)s AND d.endpoint_id = %(id)s AND d.next_attempt_at > greatest(ipn_now(), d.created_at)
+       AND d.status = 'pending' AND d.sequence IS NOT NULL AND d.attempt_count = 0 AND d.next_trigger = 'initial'
+       AND EXISTS (SELECT FROM endpoints AS e
+                    WHERE e.tenant_id = d.tenant_id AND e.id = d.endpoint_id AND NOT e.ordered AND e.deleted_at IS NULL)
+       AND EXISTS (SELECT FROM event_deliveries AS h
+                    WHERE h.tenant_id = d.tenant_id AND h.endpoint_id = d.endpoint_id AND h.order_id = d.order_id
+                      AND h.sequence < d.sequence AND h.sequence IS NOT NULL AND h.status = 'pending')
+     ORDER BY d.next_attempt_at LIMIT %(batch)s
+), locked AS MATERIALIZED (
+    SELECT d.id FROM event_deliveries AS d JOIN held USING (id)
+     WHERE d.tenant_id = %(tenant_id)s AND d.status = 'pending' AND d.next_attempt_at > greatest(ipn_now(), d.created_at)
+     ORDER BY d.id FOR NO KEY UPDATE OF d
+)
+UPDATE event_deliveries AS d SET next_attempt_at = created_at FROM locked WHERE d.tenant_id = %(tenant_id)s AND d.id = locked.id
+"""
 
 
 # A debt of the old rate is cut to one send of the new one, at least a second.
@@ -188,7 +221,7 @@ async def _cancel_all(db: Database, tenant_id: str, endpoint_id: UUID) -> int:
 
 
 async def _cancel_batch(db: Database, tenant_id: str, endpoint_id: UUID) -> list[str]:
-    """The fence of what is being sent is raised, so that its late outcome is not written over what the delivery is now.
+    """Nothing of it is claimed any more. What is being sent keeps its lease, so that its attempt is written; its status stays `cancelled`.
 
     What is delivered and waits for a redelivery stays delivered. Gives the statuses of what was touched.
     """
@@ -205,7 +238,7 @@ async def _cancel_batch(db: Database, tenant_id: str, endpoint_id: UUID) -> list
                )
                UPDATE event_deliveries d
                   SET status = CASE WHEN d.status = 'delivered' THEN d.status ELSE 'cancelled' END,
-                      next_attempt_at = NULL, lease_expires_at = NULL, fence = fence + 1
+                      next_attempt_at = NULL, scheduled_at = NULL, asked_again = false
                  FROM locked WHERE d.tenant_id = %(tenant_id)s AND d.id = locked.id
                RETURNING d.status""",
             {"tenant_id": tenant_id, "id": endpoint_id, "batch": BATCH},

@@ -5,17 +5,20 @@ tenant at most half of all. So endpoints that hang delay no other. Beyond that t
 lock, so that no number of dispatchers gets past them: its breaker, its rate, and for an ordered one the sequence of each order's events.
 
 The breaker is `endpoint_states.open_until`. While that is ahead the endpoint rests; once it is past, one event delivery at a time tries
-it, until a success takes it away. A redelivery is claimed all the same: a person asked for it.
+it, until a success takes it away. With that one go those that another rest would hold up for more than 60 s in all: once the endpoint has
+been failing for half a minute, all that is due, oldest first, within `max_in_flight`. So the breaker delays an attempt by up to 60 s, while
+no more than `max_in_flight` of its endpoint are due; of more, so many go between two rests. A redelivery is claimed all the same: a person
+asked for it.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from ipn_gateway import ordering
-from ipn_gateway.attempts import TRYING_FROM
+from ipn_gateway.attempts import REST_SECONDS_MAX, REST_SECONDS_MIN, TRYING_FROM
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -29,7 +32,7 @@ FAILING_PER_TENANT: Final = IN_FLIGHT_PER_TENANT // 2
 """What a tenant's failing endpoints may hold together; the other half is for those that work."""
 
 LATECOMERS_MAX: Final = 100
-"""Leased rows are looked for among an endpoint's oldest due ones. So many that committed late may come before them unnoticed."""
+"""So many more than `max_in_flight` of an endpoint's oldest due rows are looked at: some are leased, or it is not their turn."""
 
 PACE: Final = 0.94
 """Of a limited rate this part is used, so that sends that the network delays unevenly do not arrive faster than the limit."""
@@ -51,6 +54,8 @@ class Claimed:
     event_id: str
     event_type: str
     attempt_count: int
+    tries: int  # those of them that are on the schedule, which redeliveries are not
+    resumes: bool  # a redelivery of what is pending: when it fails, the schedule goes on where it was
     trigger: str
     fence: int
     due_at: datetime
@@ -79,10 +84,13 @@ class Chosen:
 
 # An endpoint and how it stands. A rate is paced: each send moves `paced_until` on by its share of a second, and may be made while that is
 # ahead by no more than what may go at once. What is no whole number per second is taken as the next lower one, since nobody sends parts.
+# What waits since `pressing_from` or longer, all that time because of the breaker, would wait longer than the longest rest if the next
+# failure began another one.
 _ENDPOINT: Final = """
 SELECT e.url, e.max_in_flight, e.ordered, s.paced_until, rate.pace, rate.at_once, coalesce(s.consecutive_failures, 0) > 0 AS failing,
        coalesce(s.open_until > ipn_now(), false) AS resting,
        coalesce(s.open_until IS NOT NULL OR s.consecutive_failures >= %(trying_from)s, false) AS trying,
+       CASE WHEN s.failing_since <= next_rest.covers_since THEN next_rest.covers_since END AS pressing_from,
        CASE WHEN rate.pace IS NOT NULL THEN
          greatest(0, floor(rate.at_once + 1e-6 - rate.pace * greatest(0, extract(epoch FROM s.paced_until - ipn_now())::float8)))::int
        END AS free
@@ -91,24 +99,33 @@ SELECT e.url, e.max_in_flight, e.ordered, s.paced_until, rate.pace, rate.at_once
  CROSS JOIN LATERAL (
         SELECT %(pace)s * whole.rate AS pace, CASE WHEN whole.rate IS NOT NULL THEN greatest(1, %(at_once)s * whole.rate) END AS at_once
           FROM (SELECT CASE WHEN e.rate_per_second < 1 THEN e.rate_per_second ELSE floor(e.rate_per_second) END::float8 AS rate) AS whole
-       ) AS rate
+       ) AS rate CROSS JOIN LATERAL (
+        SELECT ipn_now() - interval '1 second' * %(rest_max)s
+               + least(interval '1 second' * %(rest_max)s, greatest(interval '1 second' * %(rest_min)s, ipn_now() - s.failing_since))
+               AS covers_since
+       ) AS next_rest
  WHERE e.tenant_id = {of}.tenant_id AND e.id = {of}.endpoint_id AND e.status = 'enabled' AND e.deleted_at IS NULL LIMIT 1
 """
 
-# In flight = unexpired leases, found among the oldest due rows, since claiming takes the oldest.
+# In flight = unexpired leases, wherever their rows are: a redelivery, or enabling the endpoint, puts any number of others before them.
 _OLDEST: Final = """
-SELECT count(*) FILTER (WHERE leased OR by_hand OR NOT endpoint.resting) AS due, count(*) FILTER (WHERE leased) AS in_flight,
-       count(*) FILTER (WHERE by_hand AND NOT leased) AS by_hand
-  FROM (SELECT coalesce(lease_expires_at > ipn_now(), false) AS leased, next_trigger = 'redelivery' AS by_hand
-          FROM event_deliveries AS d
-         WHERE d.tenant_id = {of}.tenant_id AND d.endpoint_id = {of}.endpoint_id AND d.next_attempt_at <= ipn_now()
-         ORDER BY d.next_attempt_at LIMIT endpoint.max_in_flight + %(latecomers)s) AS first
+SELECT first.free + leased.in_flight AS due, leased.in_flight, first.by_hand, first.pressing
+  FROM (SELECT count(*) AS in_flight FROM event_deliveries AS d
+         WHERE d.tenant_id = {of}.tenant_id AND d.endpoint_id = {of}.endpoint_id AND d.lease_expires_at > ipn_now()) AS leased
+ CROSS JOIN (
+        SELECT count(*) FILTER (WHERE by_hand OR NOT endpoint.resting) AS free, count(*) FILTER (WHERE by_hand) AS by_hand,
+               count(*) FILTER (WHERE NOT by_hand AND next_attempt_at <= endpoint.pressing_from) AS pressing
+          FROM (SELECT lease_expires_at > ipn_now() AS leased, next_trigger = 'redelivery' AS by_hand, next_attempt_at
+                  FROM event_deliveries AS d
+                 WHERE d.tenant_id = {of}.tenant_id AND d.endpoint_id = {of}.endpoint_id AND d.next_attempt_at <= ipn_now()
+                 ORDER BY d.next_attempt_at LIMIT endpoint.max_in_flight + %(latecomers)s) AS oldest
+         WHERE leased IS NOT TRUE) AS first
 """
 
 _MOST: Final = """
 least(endpoint.max_in_flight, oldest.in_flight + endpoint.free,
       CASE WHEN endpoint.resting THEN oldest.in_flight + oldest.by_hand
-           WHEN endpoint.trying THEN greatest(1, oldest.in_flight + oldest.by_hand) END)
+           WHEN endpoint.trying THEN greatest(1, oldest.in_flight + oldest.by_hand + oldest.pressing) END)
 """
 
 # Endpoints with something due. The index of due rows is read from one endpoint's first entry to the next endpoint's, so the cost is by
@@ -172,7 +189,9 @@ WITH chosen AS (
              WHERE d.tenant_id = chosen.tenant_id AND d.endpoint_id = chosen.endpoint_id AND d.next_attempt_at <= ipn_now()
              ORDER BY d.next_attempt_at LIMIT endpoint.max_in_flight + %(latecomers)s) AS first
          WHERE (first.lease_expires_at IS NULL OR first.lease_expires_at <= ipn_now())
-           AND (first.next_trigger = 'redelivery' OR NOT (endpoint.resting OR endpoint.trying AND oldest.in_flight > 0))
+           AND (first.lease_expires_at IS NULL OR first.id <> ALL(%(held)b::uuid[]))
+           AND (first.next_trigger = 'redelivery' OR NOT endpoint.resting AND (
+                NOT endpoint.trying OR oldest.in_flight = 0 OR first.next_attempt_at <= endpoint.pressing_from))
            AND (NOT endpoint.ordered OR first.sequence IS NULL OR ({ordering.ITS_TURN}))
          ORDER BY first.next_attempt_at LIMIT greatest(0, least(chosen.share, least(chosen.most, {_MOST}) - oldest.in_flight))
       ) AS due CROSS JOIN LATERAL (
@@ -194,15 +213,19 @@ UPDATE event_deliveries AS d
    SET lease_expires_at = ipn_now() + %(lease_seconds)s * interval '1 second', fence = fence + 1
   FROM picked LEFT JOIN paced ON paced.tenant_id = picked.tenant_id AND paced.endpoint_id = picked.endpoint_id
  WHERE d.tenant_id = picked.tenant_id AND d.id = picked.id
-RETURNING d.tenant_id, d.id, d.endpoint_id, d.event_id, d.event_type, d.attempt_count, d.next_trigger AS trigger, d.fence,
+RETURNING d.tenant_id, d.id, d.endpoint_id, d.event_id, d.event_type, d.attempt_count, d.fence,
+          d.attempt_count - d.redelivery_count AS tries, d.scheduled_at IS NOT NULL AS resumes, d.next_trigger AS trigger,
           d.next_attempt_at AS due_at, ipn_now() AS claimed_at, picked.ordered,
           extract(epoch FROM paced.paced_until - ipn_now())::float8 - (picked.at_once - 1) / picked.pace AS free_seconds,
           picked.url, picked.body, picked.sealed_keys
 """
 
-_CONSTANTS: Final = {
+_CONSTANTS: Final[dict[str, Any]] = {
+    "held": [],
     "latecomers": LATECOMERS_MAX,
     "trying_from": TRYING_FROM,
+    "rest_min": REST_SECONDS_MIN,
+    "rest_max": REST_SECONDS_MAX,
     "pace": PACE,
     "at_once": AT_ONCE,
     "per_tenant": IN_FLIGHT_PER_TENANT,
@@ -210,13 +233,15 @@ _CONSTANTS: Final = {
 }
 
 
-async def claim(tx: Transaction, *, limit: int, lease_seconds: float) -> list[Claimed]:
+async def claim(tx: Transaction, *, limit: int, lease_seconds: float, held: Sequence[UUID] = ()) -> list[Claimed]:
     """Take leases on due event deliveries of enabled endpoints, at most `limit`, oldest first; `share_out` says how many of each.
 
     The chosen endpoints stay locked until the commit, and their leases are counted once more under that lock: no number of dispatchers
     takes more than `max_in_flight` of one endpoint. An endpoint that another dispatcher has locked is passed over.
+
+    `held` are those that the caller has not done with although their leases may be over: only others may take these from it.
     """
-    bound = _CONSTANTS | {"limit": limit, "lease_seconds": lease_seconds}
+    bound = _CONSTANTS | {"limit": limit, "lease_seconds": lease_seconds, "held": list(held)}
     chosen = await tx.all(Chosen, _CHOOSE, bound)
     if not chosen:
         return []

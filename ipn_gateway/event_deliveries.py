@@ -15,7 +15,8 @@ from ipn_gateway import ids, logs, signing
 from ipn_gateway.attempts import Attempt, Recorded, Recorder, decide
 from ipn_gateway.errors import LeaseLost
 from ipn_gateway.event_claims import IN_FLIGHT_PER_TENANT, Claimed, claim, give_back
-from ipn_gateway.states import EventDeliveryStatus
+from ipn_gateway.guard import TooLate
+from ipn_gateway.states import EventDeliveryStatus, Trigger
 from ipn_gateway.transport import DeliveryRequest, Outcome
 
 if TYPE_CHECKING:
@@ -63,6 +64,7 @@ class Dispatcher:
         self._wake = wake
         self._recorder = Recorder(db)
         self._sending: dict[Claimed, asyncio.Task[Any]] = {}
+        self._held: dict[Claimed, float] = {}  # what is not recorded yet, and the time of the loop at which its lease ends, or earlier
         self._stopping = False
         self._log = logs.get("event_deliveries").bind()
 
@@ -71,12 +73,15 @@ class Dispatcher:
         limit = 0 if self._stopping else self._slots.free
         if limit <= 0:
             return 0
+        lease_seconds, now = self._settings.dispatch_lease_seconds, asyncio.get_running_loop().time()
+        held = [delivery.id for delivery, ends_by in self._held.items() if ends_by - now < lease_seconds / 2]
         async with self._db.transaction("event_deliveries.claim") as tx:
-            claimed = await claim(tx, limit=limit, lease_seconds=self._settings.dispatch_lease_seconds)
+            claimed = await claim(tx, limit=limit, lease_seconds=lease_seconds, held=held)
         if self._stopping:
             await give_back(self._db, claimed)
             return 0
         for delivery in claimed:
+            self._held[delivery] = now + lease_seconds
             self._sending[delivery] = self._slots.start(self._send_and_record(delivery), name="event_delivery")
         self._wake_when_free(claimed)
         return len(claimed)
@@ -101,12 +106,16 @@ class Dispatcher:
     async def _send_and_record(self, delivery: Claimed) -> None:
         """What goes wrong in here is logged by the slot and left to the lease."""
         try:
-            outcome = await self._send(delivery)
+            try:
+                outcome = await self._send(delivery)
+            finally:
+                self._sending.pop(delivery, None)
+            if outcome is not None:
+                await self._record(delivery, self._made(delivery, outcome))
         finally:
-            self._sending.pop(delivery, None)
-        if outcome is None:
-            return
-        attempt = self._made(delivery, outcome)
+            self._held.pop(delivery, None)
+
+    async def _record(self, delivery: Claimed, attempt: Attempt) -> None:
         try:
             self._tell(delivery, attempt, await self._recorder.record(attempt))
         except LeaseLost:
@@ -114,14 +123,23 @@ class Dispatcher:
             self._log.info("event_delivery.lease_lost", event_delivery_id=ids.show(ids.EVENT_DELIVERY, delivery.id), fence=delivery.fence)
 
     async def _send(self, delivery: Claimed) -> Outcome | None:
-        """None when nothing was sent: an event is never sent unsigned, and the lease is its wait until the next look."""
+        """None when nothing was sent, and the lease is its wait until the next look.
+
+        An event is never sent unsigned, nor when an attempt could last longer than the lease: another dispatcher might send it meanwhile.
+        """
         keys = [self._key(sealed) for sealed in delivery.sealed_keys]
         if not keys:
             self._log.error("event_delivery.unsigned", endpoint_id=ids.show(ids.ENDPOINT, delivery.endpoint_id))
             return None
         signed = signing.headers(delivery.event_id, int(delivery.claimed_at.timestamp()), delivery.body, keys)
         headers = {"Content-Type": "application/json", **signed}
-        return await self._transport.send(DeliveryRequest(delivery.url, delivery.body, headers, delivery.claimed_at))
+        request = DeliveryRequest(delivery.url, delivery.body, headers, delivery.claimed_at, self._held[delivery])
+        try:
+            return await self._transport.send(request)
+        except TooLate:
+            logs.count("event_deliveries.too_late")
+            self._log.info("event_delivery.too_late", event_delivery_id=ids.show(ids.EVENT_DELIVERY, delivery.id), fence=delivery.fence)
+            return None
 
     def _made(self, delivery: Claimed, outcome: Outcome) -> Attempt:
         return Attempt(
@@ -135,12 +153,18 @@ class Dispatcher:
             url=delivery.url,
             outcome=outcome,
             ordered=delivery.ordered,
-            after=decide(delivery.attempt_count, outcome, schedule=self._settings.retry_schedule, chance=self._chance()),
+            after=decide(
+                delivery.tries,
+                outcome,
+                schedule=self._settings.retry_schedule,
+                chance=self._chance(),
+                resumes=delivery.resumes if delivery.trigger == Trigger.REDELIVERY.value else None,
+            ),
         )
 
     def _tell(self, delivery: Claimed, attempt: Attempt, recorded: Recorded) -> None:
-        outcome, after = attempt.outcome, attempt.after.status
-        logs.count(f"event_deliveries.{'retried' if after is EventDeliveryStatus.PENDING else after}")
+        outcome, after = attempt.outcome, recorded.status
+        logs.count(f"event_deliveries.{'retried' if after == EventDeliveryStatus.PENDING else after}")
         self._log.info(
             "event_delivery.attempted",
             event_delivery_id=ids.show(ids.EVENT_DELIVERY, delivery.id),

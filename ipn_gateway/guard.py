@@ -1,14 +1,18 @@
 """How connections out are made: the resolver with the guard in it, and one client per policy.
 
-A client follows no redirect, keeps no cookie, unpacks nothing, reads no proxy from the environment, verifies TLS always and repeats
-nothing by itself. Each policy has a connector of its own, because a kept connection is used again without asking the resolver: what
-one policy opened the other must not get.
+A client follows no redirect, keeps no cookie, unpacks nothing, reads no proxy from the environment and verifies TLS always. One for
+providers repeats nothing by itself. One for endpoints sends the same bytes once more, on a fresh connection, where a kept one turns out to
+have ended: a receiver may end an idle connection whenever it likes (RFC 9112, 9.3.1), and it knows an event again by its `webhook-id`.
+
+Each policy has a connector of its own, because a kept connection is used again without asking the resolver: what one policy opened the
+other must not get.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import socket
 import ssl
 from concurrent.futures import ThreadPoolExecutor
@@ -35,8 +39,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from aiohttp import StreamReader
+    from aiohttp.client_reqrep import ConnectionKey
     from aiohttp.connector import Connection
     from aiohttp.http import RawResponseMessage
+    from aiohttp.tracing import Trace
 
 HEADERS: Final = MappingProxyType({"User-Agent": f"ipn-gateway/{__version__}", "Accept-Encoding": "identity"})
 CONNECT_TIMEOUT_SECONDS: Final = 5.0
@@ -73,6 +79,10 @@ noted: ContextVar[Seen | None] = ContextVar("noted", default=None)
 
 class Broken(aiohttp.ClientConnectionError):
     """The connection broke after it was made; the request may have been received."""
+
+
+class TooLate(Exception):
+    """What was to be sent may not be sent any more; nothing was."""
 
 
 class Garbled(aiohttp.ClientError):
@@ -168,6 +178,19 @@ class _Response(aiohttp.ClientResponse):
 
 _END_OF_HEAD: Final = b"\r\n\r\n"
 
+send_before: ContextVar[float] = ContextVar("send_before", default=math.inf)
+"""The time of the loop from which on a request must not leave any more, however long its connection took, or its process was frozen."""
+
+_used: ContextVar[_Protocol | None] = ContextVar("used", default=None)
+_fresh: ContextVar[bool] = ContextVar("fresh", default=False)
+
+
+class _Request(aiohttp.ClientRequest):
+    async def send(self, conn: Connection) -> aiohttp.ClientResponse:
+        if asyncio.get_running_loop().time() >= send_before.get():
+            raise TooLate
+        return await super().send(conn)
+
 
 class _Protocol(ResponseHandler):
     """One connection, which takes one answer for each request. Who says more, or never comes to the point, is hung up on.
@@ -178,10 +201,18 @@ class _Protocol(ResponseHandler):
 
     _is_due = False
     _head_bytes = 0
+    _requests = 0
+
+    @property
+    def was_kept_in_vain(self) -> bool:
+        """Whether it had served a request before, and gave not one byte of an answer to this one."""
+        return self._requests > 1 and self._head_bytes == 0
 
     def set_response_params(self, **given: Any) -> None:
         """A request is about to be sent."""
         self._is_due, self._head_bytes = True, 0
+        self._requests += 1
+        _used.set(self)
         super().set_response_params(**given)
 
     def data_received(self, data: bytes) -> None:
@@ -221,6 +252,10 @@ class _Connector(aiohttp.TCPConnector):
         protocol: type[ResponseHandler] = _Protocol
         self._factory = partial(protocol, loop=self._loop)
 
+    async def _get(self, key: ConnectionKey, traces: list[Trace]) -> Connection | None:
+        """A kept connection, unless it must be a fresh one."""
+        return None if _fresh.get() else await super()._get(key, traces)
+
 
 async def _never_repeat(request: aiohttp.ClientRequest, handler: aiohttp.ClientHandlerType) -> aiohttp.ClientResponse:
     """A GET is sent once more by aiohttp when the connection breaks, even if the first was received; some providers refund by GET."""
@@ -232,16 +267,34 @@ async def _never_repeat(request: aiohttp.ClientRequest, handler: aiohttp.ClientH
         raise Broken from error
 
 
-def delivery_session(tls: ssl.SSLContext, guard: Guard) -> aiohttp.ClientSession:  # noqa: TID251 - its home
-    """A client for endpoints."""
+async def _repeat_on_a_fresh_connection(request: aiohttp.ClientRequest, handler: aiohttp.ClientHandlerType) -> aiohttp.ClientResponse:
+    """Once, within the same deadline, where a kept connection ended or was reset before the first byte of an answer."""
+    _used.set(None)
+    try:
+        return await handler(request)
+    except (aiohttp.ClientConnectorError, TimeoutError):
+        raise
+    except aiohttp.ClientConnectionError:
+        if (used := _used.get()) is None or not used.was_kept_in_vain:
+            raise
+    token = _fresh.set(True)
+    try:
+        return await handler(request)
+    finally:
+        _fresh.reset(token)
+
+
+def delivery_session(tls: ssl.SSLContext, guard: Guard, *, repeats: bool = True) -> aiohttp.ClientSession:  # noqa: TID251 - its home
+    """A client for endpoints; without `repeats` whatever is sent is sent at most once."""
     return aiohttp.ClientSession(  # noqa: TID251 - its home
         connector=_Connector(tls, guard),
         cookie_jar=aiohttp.DummyCookieJar(),
         headers=HEADERS,
         auto_decompress=False,
         trust_env=False,
+        request_class=_Request,
         response_class=_Response,
-        middlewares=(_never_repeat,),
+        middlewares=(_repeat_on_a_fresh_connection, _never_repeat) if repeats else (_never_repeat,),
     )
 
 
@@ -249,7 +302,7 @@ def provider_client(tls: ssl.SSLContext, guard: Guard) -> httpx.AsyncClient:  # 
     """A client for providers: httpx's API over a session like the above. Its total deadline is the caller's."""
     logging.getLogger("httpx").addFilter(_without_query)
     return httpx.AsyncClient(  # noqa: TID251 - its home
-        transport=AiohttpTransport(verify=tls, client=delivery_session(tls, guard)),
+        transport=AiohttpTransport(verify=tls, client=delivery_session(tls, guard, repeats=False)),
         headers=HEADERS,
         cookies=CookieJar(DefaultCookiePolicy(allowed_domains=())),
         timeout=httpx.Timeout(None, connect=CONNECT_TIMEOUT_SECONDS, pool=CONNECT_TIMEOUT_SECONDS),

@@ -521,6 +521,13 @@ class EventDelivery(SQLModel, table=True):
             "event_deliveries_due_idx", "tenant_id", "endpoint_id", "next_attempt_at", postgresql_where=text("next_attempt_at IS NOT NULL")
         ),
         Index(
+            "event_deliveries_leased_idx",
+            "tenant_id",
+            "endpoint_id",
+            "lease_expires_at",
+            postgresql_where=text("lease_expires_at IS NOT NULL"),
+        ),
+        Index(
             "event_deliveries_sequence_idx",
             "tenant_id",
             "endpoint_id",
@@ -541,8 +548,11 @@ class EventDelivery(SQLModel, table=True):
     sequence: int | None = None  # of its event, in the order
     status: str = _text(default="pending")
     attempt_count: int = Field(default=0, nullable=False, sa_column_kwargs={"server_default": text("0")})
+    redelivery_count: int = Field(default=0, nullable=False, sa_column_kwargs={"server_default": text("0")})  # of those attempts
     next_trigger: str = _text(default="initial")
     next_attempt_at: datetime | None = _time(nullable=True)
+    scheduled_at: datetime | None = _time(nullable=True)  # of what is redelivered while it is pending: when it is due otherwise
+    asked_again: bool = Field(default=False, nullable=False, sa_column_kwargs={"server_default": text("false")})  # during an attempt
     delivered_at: datetime | None = _time(nullable=True)
     lease_expires_at: datetime | None = _time(nullable=True)
     fence: int = _count(big=True)

@@ -3,6 +3,7 @@
 Who asked and why is in the audit log each time, also where an attempt that was there already is the answer.
 
 What is delivered stays delivered, also when the new attempt fails. What is dead is pending again: another failure makes it dead again.
+What is pending keeps its place on the schedule, and its next attempt on it the time that it had, however many redeliveries fail.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 from uuid import UUID  # noqa: TC003 - field of a row
 
-from ipn_gateway import audit, ids, logs
+from ipn_gateway import attempts, audit, ids, logs
 from ipn_gateway.errors import NotFound, StateConflict
 from ipn_gateway.operations import Downstream, Operation
 from ipn_gateway.states import EventDeliveryStatus
@@ -37,7 +38,7 @@ class _Delivery:
 
 
 async def redeliver(db: Database, tenant_id: str, delivery_id: UUID, *, actor: str, reason: str | None = None) -> None:
-    """Make an event delivery due now. While an attempt runs, that one is the answer; asked twice before an attempt, it is one attempt.
+    """Make an event delivery due now; while an attempt runs, after it. Asked twice before an attempt, it is one attempt.
 
     Raises `NotFound`, and `StateConflict` when the event delivery is cancelled, or its endpoint disabled or deleted.
     """
@@ -54,11 +55,11 @@ async def redeliver_in(tx: Transaction, clock: Clock, tenant_id: str, delivery_i
     delivery = await _lock(tx, tenant_id, delivery_id)
     if delivery.status == EventDeliveryStatus.CANCELLED:
         raise StateConflict("This event delivery was cancelled with its endpoint; it is never sent again.")
-    made_due = not delivery.in_flight and await _make_due(tx, tenant_id, delivery_id)
+    made_due = await (_make_next if delivery.in_flight else _make_due)(tx, tenant_id, delivery_id)
     shown = ids.show(ids.EVENT_DELIVERY, delivery_id)
     details = {"event_id": delivery.event_id, "status": delivery.status}
     if not made_due:
-        details["answered_by"] = "the attempt that was running" if delivery.in_flight else "the redelivery that was asked for before"
+        details["answered_by"] = "the redelivery that was asked for before"
     await audit.record(
         tx, tenant_id, actor=actor, action="event_delivery.redeliver", target=shown, now=clock.now(), reason=reason, details=details
     )
@@ -92,18 +93,22 @@ async def _lock(tx: Transaction, tenant_id: str, delivery_id: UUID) -> _Delivery
     return delivery
 
 
-async def _make_due(tx: Transaction, tenant_id: str, delivery_id: UUID) -> bool:
-    """Whether it was not asked for already: one that is still to come stays the one attempt.
-
-    It comes before all that is due, so that a person need not wait behind a backlog, or while the endpoint's breaker is open.
-    """
+async def _make_next(tx: Transaction, tenant_id: str, delivery_id: UUID) -> bool:
+    """Whether it was not asked for already during the attempt that is running: recording that one makes it due."""
     changed = await tx.execute(
-        """UPDATE event_deliveries AS d
+        "UPDATE event_deliveries SET asked_again = true WHERE tenant_id = %(tenant_id)s AND id = %(id)s AND NOT asked_again",
+        {"tenant_id": tenant_id, "id": delivery_id},
+    )
+    return changed > 0
+
+
+async def _make_due(tx: Transaction, tenant_id: str, delivery_id: UUID) -> bool:
+    """Whether it was not asked for already: one that is still to come stays the one attempt. It comes before all that is due."""
+    changed = await tx.execute(
+        f"""UPDATE event_deliveries AS d
               SET status = CASE WHEN status = 'delivered' THEN status ELSE 'pending' END,
-                  next_trigger = 'redelivery', lease_expires_at = NULL, next_attempt_at = least(ipn_now(), (
-                      SELECT first.next_attempt_at - interval '1 microsecond' FROM event_deliveries AS first
-                       WHERE first.tenant_id = d.tenant_id AND first.endpoint_id = d.endpoint_id AND first.next_attempt_at IS NOT NULL
-                       ORDER BY first.next_attempt_at LIMIT 1))
+                  scheduled_at = CASE WHEN status = 'pending' THEN next_attempt_at END,
+                  next_trigger = 'redelivery', asked_again = false, lease_expires_at = NULL, next_attempt_at = {attempts.BEFORE_ALL_DUE}
             WHERE tenant_id = %(tenant_id)s AND id = %(id)s
               AND NOT (next_trigger = 'redelivery' AND next_attempt_at IS NOT NULL AND next_attempt_at <= ipn_now())""",
         {"tenant_id": tenant_id, "id": delivery_id},

@@ -18,6 +18,9 @@ HINT_MAX_SECONDS: Final = 86_400
 """The longest wait that a receiver can ask for by `Retry-After`."""
 
 _SECONDS = re.compile(r"[0-9]+")
+_DAY = re.compile(r"\b(Mon|Tue|Wed|Thu|Fri|Sat|Sun)[a-z]*\s*,", re.IGNORECASE)
+"""The one comma that belongs to a date (RFC 9110, 5.6.7); `parsedate_to_datetime` reads a date without it as well."""
+
 _DIGITS_MAX = len(str(HINT_MAX_SECONDS))
 
 
@@ -48,9 +51,10 @@ def next_wait(attempt: int, *, schedule: Sequence[float], chance: float, hint: f
 def parse_retry_after(values: Sequence[str], now: datetime) -> float | None:
     """The seconds that `Retry-After` asks for, 0 to 24 h: a number or an HTTP date (RFC 9110, 10.2.3); None if nothing can be read.
 
-    Of several values the largest counts, also of numbers that a proxy joined with commas. `now` is aware; a date in the past is 0.
+    Of several values the largest that can be read counts, also where a proxy joined them with commas. `now` is aware; a date in the past
+    is 0.
     """
-    parts = [part.strip() for value in values for part in (value.split(",") if _is_numbers(value) else [value])]
+    parts = [part.strip() for value in values for part in _DAY.sub(r"\1 ", value).split(",")]
     waits = [wait for part in parts if (wait := _wait_in(part, now)) is not None]
     return max(waits, default=None)
 

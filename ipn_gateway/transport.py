@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import math
 from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
 from http import HTTPStatus
@@ -22,10 +23,12 @@ from ipn_gateway.guard import (
     CONNECT_TIMEOUT_SECONDS,
     Guard,
     SystemResolver,
+    TooLate,
     delivery_session,
     noted,
     peer_addresses,
     provider_client,
+    send_before,
     trusted,
 )
 from ipn_gateway.providers.base import Answer, Ask, NoAnswer
@@ -85,12 +88,16 @@ FAILURES: Final[tuple[tuple[type[Exception], Kind, str], ...]] = (
 
 @dataclass(frozen=True, slots=True)
 class DeliveryRequest:
-    """One attempt: the bytes and headers to post. `sent_at` is database time; a date in `Retry-After` is read against it."""
+    """One attempt: the bytes and headers to post. `sent_at` is database time; a date in `Retry-After` is read against it.
+
+    `ends_by` is the loop's time at which the attempt must be over, whatever becomes of it: where its lease ends.
+    """
 
     url: str = field(repr=False)  # paths of endpoints may be secret
     body: bytes = field(repr=False)
     headers: Mapping[str, str] = field(repr=False)
     sent_at: datetime
+    ends_by: float = math.inf
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,14 +172,19 @@ class Transport:
 
         The status line decides. What happens to the body after it, the deadline included, changes nothing: a receiver that
         said 2xx has the event, and one that said anything else has refused it. With `seen` the connection is a new one, and what
-        there is to see on the way is noted there.
+        there is to see on the way is noted there. A kept connection that had ended costs nothing: the same bytes go out once more.
+
+        Raises `TooLate`, with nothing sent, when the whole of `IPN_DELIVERY_TIMEOUT_SECONDS` does not fit in before `ends_by`.
         """
         self._assert_no_transaction()
         await self._faults.at("transport.send:before")
         loop = asyncio.get_running_loop()
         started = loop.time()
+        over = started + self._settings.delivery_timeout_seconds
+        if over > request.ends_by:
+            raise TooLate
         peer: list[str] = []
-        token = peer_addresses.set(peer)
+        token, limit = peer_addresses.set(peer), send_before.set(over)
         try:
             outcome = await (self._post(self._deliveries, request) if seen is None else self._watched(seen, request))
         except (AddressBlocked, aiohttp.ClientError, TimeoutError) as error:
@@ -180,7 +192,8 @@ class Transport:
             outcome = Outcome(kind, error=code)
         finally:
             peer_addresses.reset(token)
-        outcome = replace(outcome, address=next(iter(peer), None), duration_ms=round((loop.time() - started) * 1000))
+            send_before.reset(limit)
+        outcome = replace(outcome, address=peer[-1] if peer else None, duration_ms=round((loop.time() - started) * 1000))
         await self._faults.at("transport.send:after")
         return outcome
 

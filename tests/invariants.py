@@ -160,7 +160,8 @@ BROKEN: Final = {
         SELECT d::text FROM event_deliveries AS d LEFT JOIN LATERAL (
             SELECT count(*) AS count, max(number) AS last, count(*) FILTER (WHERE outcome = 'delivered') AS delivered
               FROM delivery_attempts AS a WHERE a.tenant_id = d.tenant_id AND a.event_delivery_id = d.id) AS made ON true
-         WHERE attempt_count <> count OR attempt_count <> coalesce(last, 0) OR (status = 'delivered') <> (delivered > 0)""",
+         WHERE attempt_count <> count OR attempt_count <> coalesce(last, 0)
+            OR status = 'delivered' AND delivered = 0 OR delivered > 0 AND status NOT IN ('delivered', 'cancelled')""",
 }
 
 _ALL: Final = " UNION ALL ".join(

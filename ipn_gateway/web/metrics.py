@@ -47,6 +47,7 @@ COUNTERS: Final[Mapping[str, str]] = {
     "refunds.<status>": "refunds that became processing, succeeded, failed or indeterminate; the last kind waits for a person",
     "event_deliveries.<after>": "attempts to deliver an event, by what followed: delivered, retried, dead or cancelled",
     "event_deliveries.lease_lost": "attempts whose event delivery another dispatcher had taken over before they were recorded",
+    "event_deliveries.too_late": "event deliveries whose lease left no time for an attempt: nothing was sent, and they are claimed again",
     "event_deliveries.recovered": "event deliveries that a recovery of their endpoint made due",
     "endpoint_tests.<outcome>": "tests of endpoints, by the outcome of their attempt",
     "events.published": "events of tenants' own types",

@@ -32,6 +32,8 @@ STANDS_FOR: dict[str, tuple[str, str]] = {
     "event_log.continue": ("key_store.install", "at the first start in a restored database: one statement under a lock"),
     "idempotency_keys.resolve": ("orders.release", "a keyed call of one transaction"),
     "sweeps.ask_soon": ("inbox.end", "one UPDATE that makes a sweep due; its hint is worth a question, never an effect"),
+    "endpoints.release": ("endpoints.patch", "puts forward what was held back, which otherwise waits for its own time"),
+    "event_deliveries.let_go": ("event_deliveries.record", "the same, for an endpoint that became ordered during an attempt"),
     "event_deliveries.give_back": ("event_deliveries.claim", "a lease that is ended early; the lease ends it otherwise"),
 }
 """One statement or one phase of a kind that is killed under another name: which, and why that will do."""

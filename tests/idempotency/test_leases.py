@@ -123,7 +123,7 @@ async def test_one_of_two_takes_over(service: Service, path: str) -> None:
 
 @pytest.mark.case("S52", "S59")
 async def test_one_of_two_finds_the_outcome_unknown(service: Service) -> None:
-    """Both say so, and it is marked and counted once."""
+    """One says so, the other the same, or that the first is at it; and it is marked and counted once."""
     await service.dies("transport.ask:after", "payouts")
     service.lease_ends()
     before = logs.counters["idempotency.indeterminate"]
@@ -133,7 +133,7 @@ async def test_one_of_two_finds_the_outcome_unknown(service: Service) -> None:
             application.faults.on["idempotency.claim:statement_2"] = _wait_at(barrier)
         answers = await asyncio.gather(service.post("payouts"), other.post("payouts"))
 
-    assert {problem(answer) for answer in answers} == {UNKNOWN}
+    assert {UNKNOWN} <= {problem(answer) for answer in answers} <= {UNKNOWN, IN_PROGRESS}
     assert (await service.row())["fence"] == 2
     assert logs.counters["idempotency.indeterminate"] - before == 1
 

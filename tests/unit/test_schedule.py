@@ -82,6 +82,11 @@ def test_tries_are_counted_from_one(number: int) -> None:
         (["5", "60", "7"], 60),
         (["5, 60"], 60),  # joined by a proxy
         (["garbage", "9"], 9),
+        (["garbage, 9"], 9),
+        (["20, Sun, 01 Mar 2026 12:00:30 GMT"], 30),
+        (["Sun, 01 Mar 2026 12:00:30 GMT, 20"], 30),
+        (["Sun, 01 Mar 2026 12:00:30 GMT, Sun, 01 Mar 2026 12:00:10 GMT"], 30),
+        (["Sunday, 01-Mar-26 12:00:10 GMT,sun, 01 Mar 2026 12:00:30 GMT"], 30),
         (["Sun, 01 Mar 2026 12:00:30 GMT"], 30),
         (["Sunday, 01-Mar-26 12:00:30 GMT"], 30),  # the obsolete form of RFC 850
         (["Sun Mar  1 12:00:30 2026"], 30),  # the form of asctime

@@ -252,19 +252,25 @@ async def test_delivered_never_reverts(db: Database, subscribers: Subscribers) -
     assert [attempt["number"] for attempt in await subscribers.attempts(row["id"])] == [2]
 
 
-async def test_an_endpoint_deleted_while_an_attempt_runs_gets_no_more(db: Database, subscribers: Subscribers) -> None:
-    """Its event deliveries are cancelled; the late outcome does not touch them."""
-    hanging = Hanging()
+@pytest.mark.parametrize("then", [OK, b"HTTP/1.1 500 No\r\nContent-Length: 0\r\n\r\n"])
+async def test_an_endpoint_deleted_while_an_attempt_runs_gets_no_more(db: Database, subscribers: Subscribers, then: bytes) -> None:
+    """Its event deliveries are cancelled and stay so; the attempt that was made is written all the same, once."""
+    hanging = Hanging(then)
     async with serving(hanging) as server, dispatching(db) as running:
         endpoint_id = await subscribers.endpoint(server)
-        await subscribers.deliver(endpoint_id)
-        await running.start_all()
-        await hanging.has(1)
+        sent, waiting = await subscribers.deliver(endpoint_id, 2)
+        await running.dispatcher.run_once()
+        await hanging.has(2)
+        await subscribers.run("UPDATE event_deliveries SET lease_expires_at = NULL WHERE id = %(id)s", id=waiting)
         await endpoints.delete(db, TENANT, endpoint_id, actor="key_1")
         hanging.let_go()
         await running.drain()
 
-    assert await subscribers.statuses(endpoint_id) == {"cancelled": 1}
+    assert await subscribers.statuses(endpoint_id) == {"cancelled": 2}
+    row, (made,) = await subscribers.delivery(sent), await subscribers.attempts(sent)
+    assert (row["attempt_count"], row["next_attempt_at"], row["delivered_at"], row["lease_expires_at"]) == (1, None, None, None)
+    assert (made["number"], made["status_code"]) == (1, 200 if then == OK else 500)
+    assert await subscribers.attempts(waiting) == []
     assert logs.counters["event_deliveries.lease_lost"] == 1
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from ipn_gateway import attempts, ids, redeliveries, views
+from ipn_gateway import attempts, endpoints, ids, redeliveries, views
 from ipn_gateway.attempts import REST_SECONDS_MAX, TRYING_FROM, Attempt, decide
 from ipn_gateway.paging import Wanted
 from ipn_gateway.transport import Outcome
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from tests.make import Make
 
 NO = b"HTTP/1.1 500 No\r\nContent-Length: 0\r\n\r\n"
-SLOW = b"HTTP/1.1 429 Slow\r\nRetry-After: 30\r\nContent-Length: 0\r\n\r\n"
+SLOW = b"HTTP/1.1 429 Slow\r\nRetry-After: 20\r\nContent-Length: 0\r\n\r\n"
 TOO_MANY = Outcome("refused", 429, retry_after_seconds=40)
 
 
@@ -74,8 +74,8 @@ async def ended(subscribers: Subscribers, outcomes: dict[UUID, Outcome], *, star
 async def test_failures_in_a_row_open_it_and_each_rest_is_about_twice_the_one_before(
     clock: Clock, db: Database, subscribers: Subscribers
 ) -> None:
-    """One event delivery at a time tries it between the rests, which end at 60 s; while it rests nothing is sent."""
-    rests = []
+    """While it rests nothing is sent; between the rests one event delivery tries it, and in the end all that could not wait for another."""
+    rests, tries = [], []
     async with serving(refuses()) as server, dispatching(db) as running:
         endpoint_id = await subscribers.endpoint(server, max_in_flight=TRYING_FROM)
         await subscribers.backlog(endpoint_id, 50)
@@ -85,12 +85,12 @@ async def test_failures_in_a_row_open_it_and_each_rest_is_about_twice_the_one_be
             clock.advance(seconds=rests[-1] - 0.2)
             assert await running.run_once() == 0
             clock.advance(seconds=0.21)
-            assert await running.run_once() == 1
+            tries.append(await running.run_once())
 
     assert rests[0] == pytest.approx(1, abs=0.3)
     assert all(before <= after <= max(1.5, 2.2 * before + 0.5) for before, after in itertools.pairwise([*rests[:6]]))
     assert rests[-3:] == [pytest.approx(REST_SECONDS_MAX, abs=0.5)] * 3
-    assert len(server.requests) == TRYING_FROM + 10
+    assert tries == [1 if at < 5 else TRYING_FROM for at in range(10)]
 
 
 async def test_fewer_failures_open_nothing(db: Database, subscribers: Subscribers) -> None:
@@ -124,7 +124,7 @@ async def test_only_one_at_a_time_tries_it(clock: Clock, db: Database, subscribe
     async with serving(hanging) as server, dispatching(db) as running, dispatching(db) as other:
         endpoint_id = await subscribers.endpoint(server)
         await subscribers.make.endpoint_state(
-            endpoint_id=endpoint_id, consecutive_failures=7, failing_since=ago(minutes=1), open_until=ago(seconds=1)
+            endpoint_id=endpoint_id, consecutive_failures=7, failing_since=ago(seconds=10), open_until=ago(seconds=1)
         )
         await subscribers.backlog(endpoint_id, 10)
         counts = [await running.start_all(), await other.start_all()]
@@ -172,7 +172,7 @@ async def test_after_a_rest_that_was_asked_for_one_tries_it(clock: Clock, db: Da
         await running.drain()
         await subscribers.run("UPDATE endpoints SET max_in_flight = 10")
         await subscribers.deliver((await subscribers.rows("endpoints"))[0]["id"], 4)
-        clock.advance(seconds=29)
+        clock.advance(seconds=19)
         counts = [await running.run_once()]
         clock.advance(seconds=1.5)
         counts += [await running.run_once(), await running.run_once()]
@@ -241,7 +241,7 @@ async def test_a_redelivery_that_fails_leaves_it_open_and_lets_nothing_else_thro
     async with serving(hanging) as server, dispatching(db) as running:
         endpoint_id = await subscribers.endpoint(server)
         await subscribers.make.endpoint_state(
-            endpoint_id=endpoint_id, consecutive_failures=9, failing_since=ago(hours=1), open_until=ago(seconds=1)
+            endpoint_id=endpoint_id, consecutive_failures=9, failing_since=ago(seconds=20), open_until=ago(seconds=1)
         )
         (old,) = await subscribers.deliver(endpoint_id, 1, status="delivered", delivered_at=ago(days=1))
         await subscribers.backlog(endpoint_id, 50)
@@ -255,7 +255,59 @@ async def test_a_redelivery_that_fails_leaves_it_open_and_lets_nothing_else_thro
         counts.append(await running.run_once())
 
     assert counts == [1, 1, 0]
-    assert await rest(subscribers) == pytest.approx(60, abs=0.8)
+    assert await rest(subscribers) == pytest.approx(20, abs=2)
+
+
+async def test_no_second_rest_delays_an_attempt(clock: Clock, db: Database, subscribers: Subscribers) -> None:
+    """At an endpoint that fails for long, all that is due when a rest ends goes out, oldest first, within its `max_in_flight`."""
+    async with serving(refuses()) as server, dispatching(db, retry_schedule=(0, 1000)) as running:
+        endpoint_id = await subscribers.endpoint(server, max_in_flight=4)
+        await subscribers.make.endpoint_state(
+            endpoint_id=endpoint_id, consecutive_failures=9, failing_since=ago(minutes=5), open_until=ago(seconds=1)
+        )
+        late = await subscribers.deliver(endpoint_id, 6, next_attempt_at=ago(seconds=50))
+        counts = [await running.run_once(), await running.run_once()]
+        (new,) = await subscribers.deliver(endpoint_id, 1)
+        counts.append(await running.run_once())
+        clock.advance(seconds=await rest(subscribers) + 0.1)
+        counts.append(await running.run_once())
+        started = {row["event_delivery_id"]: row["started_at"] for row in await subscribers.rows("delivery_attempts")}
+        row = await subscribers.delivery(new)
+
+    assert counts == [4, 0, 0, 3]
+    assert set(started) == {*late, new}
+    assert (started[new] - row["created_at"]).total_seconds() <= REST_SECONDS_MAX + 1
+
+
+async def test_what_was_late_before_the_failing_began_does_not_hurry(db: Database, subscribers: Subscribers) -> None:
+    """It is not the breaker that made it wait: an endpoint that has just begun to fail is tried by one."""
+    async with serving(refuses()) as server, dispatching(db) as running:
+        endpoint_id = await subscribers.endpoint(server)
+        await subscribers.make.endpoint_state(
+            endpoint_id=endpoint_id, consecutive_failures=9, failing_since=ago(seconds=25), open_until=ago(seconds=1)
+        )
+        await subscribers.backlog(endpoint_id, 10)
+
+        assert await running.run_once() == 1
+
+
+async def test_redeliveries_stay_within_what_an_endpoint_takes_at_once(db: Database, subscribers: Subscribers) -> None:
+    """However many are asked for, each before all that is due, while the first ones are being sent; and when it is enabled again."""
+    hanging = Hanging()
+    async with serving(hanging) as server, dispatching(db) as running:
+        endpoint_id = await subscribers.endpoint(server, max_in_flight=2)
+        asked = await subscribers.deliver(endpoint_id, 230, status="delivered", delivered_at=ago(hours=1))
+        counts: list[int] = []
+        for delivery_id in asked:
+            await redeliveries.redeliver(db, TENANT, delivery_id, actor="test")
+            counts.append(await running.start_all() if len(counts) % 10 == 0 else 0)
+        await subscribers.run("UPDATE endpoints SET status = 'disabled'")
+        await subscribers.deliver(endpoint_id, 120, created_at=ago(days=1), next_attempt_at=ahead(hours=1))
+        await endpoints.enable(db, TENANT, endpoint_id, actor="test")
+        counts.append(await running.start_all())
+        in_flight = await subscribers.in_flight(endpoint_id)
+
+    assert sum(counts) == in_flight == len(server.requests) == 2
 
 
 async def shown(db: Database) -> list[EventDelivery]:

@@ -6,6 +6,7 @@ import asyncio
 import itertools
 import json
 import random
+import time
 from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
 from typing import TYPE_CHECKING, Any
@@ -552,6 +553,64 @@ async def test_a_secret_that_cannot_be_read_stops_its_own_endpoint_only(db: Data
     assert await subscribers.statuses(intact) == {"delivered": 1}
     assert await subscribers.statuses(broken) == {"pending": 1}
     assert [line["error_class"] for line in lines if line["event"] == "task.failed"] == ["ConfigurationError"]
+
+
+async def test_what_waited_too_long_for_its_turn_is_not_sent(clock: Clock, db: Database, faults: Faults, subscribers: Subscribers) -> None:
+    """The process stood still between claim and send: no attempt fits into what is left of the lease, after which it is claimed again."""
+
+    async def freeze() -> None:
+        faults.on.clear()
+        over = time.monotonic() + 0.35
+        while time.monotonic() < over:  # the whole process stands still
+            pass
+
+    short: dict[str, Any] = {"delivery_timeout_seconds": 0.2, "dispatch_lease_seconds": 0.5}
+    async with serving(says(OK)) as server, dispatching(db, **short) as running:
+        (delivery_id,) = await subscribers.deliver(await subscribers.endpoint(server))
+        faults.on["event_deliveries.claim:after_commit"] = freeze
+        before = logs.counters["event_deliveries.too_late"]
+        await running.run_once()
+        row = await subscribers.delivery(delivery_id)
+        seen, too_late = len(server.requests), logs.counters["event_deliveries.too_late"] - before
+        clock.advance(seconds=1)
+        await running.drain()
+
+    assert (seen, too_late) == (0, 1)
+    assert (row["status"], row["attempt_count"]) == ("pending", 0)
+    assert row["lease_expires_at"] is not None
+    assert [attempt["number"] for attempt in await subscribers.attempts(delivery_id)] == [1]
+    assert len(server.requests) == 1
+
+
+async def test_what_is_not_recorded_yet_is_not_claimed_again(clock: Clock, db: Database, faults: Faults, subscribers: Subscribers) -> None:
+    """The recorder is late and the lease is over: this dispatcher does not send the event again, and the attempt counts."""
+    recording, go_on = asyncio.Event(), asyncio.Event()
+    put = attempts.Recorder.record
+
+    class Late(attempts.Recorder):
+        async def record(self, attempt: attempts.Attempt) -> attempts.Recorded:
+            recording.set()
+            await go_on.wait()
+            return await put(self, attempt)
+
+    short: dict[str, Any] = {"delivery_timeout_seconds": 0.2, "dispatch_lease_seconds": 0.4}
+    async with serving(says(OK)) as server, dispatching(db, **short) as running:
+        running.dispatcher._recorder = Late(db)
+        (delivery_id,) = await subscribers.deliver(await subscribers.endpoint(server))
+        await running.dispatcher.run_once()
+        await recording.wait()
+        (ends_by,) = running.dispatcher._held.values()
+        clock.advance(seconds=1)
+        while asyncio.get_running_loop().time() < ends_by - 0.1:
+            await subscribers.delivery(delivery_id)
+        counts = [await running.dispatcher.run_once() for _ in range(3)]
+        go_on.set()
+        assert await running.slots.drained(seconds=10)
+
+    row = await subscribers.delivery(delivery_id)
+    assert counts == [0, 0, 0]
+    assert (len(server.requests), row["status"], row["attempt_count"]) == (1, "delivered", 1)
+    assert running.dispatcher._held == {}
 
 
 # Stopping

@@ -268,7 +268,7 @@ async def test_an_endpoint_that_fails_again_and_again_is_tried_one_by_one(db: Da
     hanging = Hanging()
     async with serving(hanging) as server, dispatching(db) as running:
         endpoint_id = await subscribers.endpoint(server)
-        await subscribers.make.endpoint_state(endpoint_id=endpoint_id, consecutive_failures=5, failing_since=ago(minutes=1))
+        await subscribers.make.endpoint_state(endpoint_id=endpoint_id, consecutive_failures=5, failing_since=ago(seconds=10))
         await staged(db, TENANT, endpoint_id, 10)
         failing = await running.start_all()
         await hanging.has(1)

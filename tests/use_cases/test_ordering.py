@@ -12,7 +12,7 @@ from ipn_gateway import endpoints, event_claims, ordering, redeliveries, views
 from ipn_gateway.paging import Wanted
 from tests.dispatching import Hanging, Subscribers, dispatching, received, refuses
 from tests.loopback import OK, says, serving
-from tests.make import TENANT, ago
+from tests.make import TENANT, ago, ahead
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -195,6 +195,42 @@ async def test_holding_back_and_ending_do_not_miss_each_other(db: Database, faul
         faults.on.clear()
         go_on.set()
         assert await claiming == 0
+        await running.drain()
+
+    assert names(server) == ["A1", "A2"]
+
+
+async def test_without_the_order_nothing_is_held_back_any_more(db: Database, subscribers: Subscribers) -> None:
+    """Once `ordered` is false, what waited behind another goes out at once; what was tried, or spread by a recovery, keeps its time."""
+    async with serving(by_event({"A1": NO})) as server, dispatching(db) as running:
+        endpoint_id = await subscribers.endpoint(server, ordered=True)
+        await numbered(subscribers, endpoint_id, "A1", "A2", "A3", "B1")
+        await numbered(subscribers, endpoint_id, "A4", next_trigger="recovery", next_attempt_at=ahead(minutes=1))
+        await running.drain()
+        before = names(server)
+        for _ in range(2):
+            await endpoints.patch(db, TENANT, endpoint_id, {"ordered": False}, actor="test")
+        await running.drain()
+
+    assert before == ["A1", "B1"]
+    assert names(server)[2:] == ["A2", "A3"]
+
+
+async def test_what_was_claimed_without_the_order_lets_its_followers_go_too(db: Database, subscribers: Subscribers) -> None:
+    """The endpoint is ordered by the time A1 ends, and A2 was held back behind it meanwhile."""
+    hanging = Hanging()
+    async with serving(hanging) as server, dispatching(db) as running:
+        endpoint_id = await subscribers.endpoint(server)
+        await numbered(subscribers, endpoint_id, "A1")
+        await running.dispatcher.run_once()
+        await hanging.has(1)
+        await endpoints.patch(db, TENANT, endpoint_id, {"ordered": True}, actor="test")
+        made = await numbered(subscribers, endpoint_id, "A2")
+        assert await running.start_all() == 0
+        row = await subscribers.delivery(made["A2"])
+        assert row["next_attempt_at"] > row["now"]
+        hanging.let_go()
+        assert await running.slots.drained(seconds=10)
         await running.drain()
 
     assert names(server) == ["A1", "A2"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -31,9 +32,9 @@ async def claimed(db: Database) -> list[Claimed]:
         return await claim(tx, limit=10, lease_seconds=45)
 
 
-async def attempt(db: Database, delivery: Claimed, kind: Any) -> None:
+async def attempt(db: Database, delivery: Claimed, kind: Any, *, retry_after: float | None = None) -> None:
     """Record what came of one attempt."""
-    outcome = Outcome(kind=kind, duration_ms=1, status_code=200 if kind == "delivered" else 500)
+    outcome = Outcome(kind, 200 if kind == "delivered" else 500, duration_ms=1, retry_after_seconds=retry_after)
     made = attempts.Attempt(
         id=ids.new(db.clock.now()),
         tenant_id=delivery.tenant_id,
@@ -44,7 +45,9 @@ async def attempt(db: Database, delivery: Claimed, kind: Any) -> None:
         started_at=delivery.claimed_at,
         url=delivery.url,
         outcome=outcome,
-        after=attempts.decide(delivery.attempt_count, outcome, schedule=SCHEDULE, chance=0),
+        after=attempts.decide(
+            delivery.tries, outcome, schedule=SCHEDULE, chance=0, resumes=delivery.resumes if delivery.trigger == "redelivery" else None
+        ),
     )
     await attempts.record(db, [made])
 
@@ -99,7 +102,7 @@ async def test_what_is_dead_has_one_more_attempt(db: Database, make: Make, kind:
 
 
 async def test_what_waits_for_its_next_attempt_is_due_now_and_then_goes_on(db: Database, make: Make) -> None:
-    """The attempt counts; after a failure the schedule goes on with a retry."""
+    """The attempt has its number; after a failure the retry that was to come comes at its time."""
     made = await make.event_delivery(attempt_count=1, next_trigger="retry", next_attempt_at=ahead(hours=1))
 
     await redeliver(db, made["id"])
@@ -108,29 +111,118 @@ async def test_what_waits_for_its_next_attempt_is_due_now_and_then_goes_on(db: D
 
     after = await row(db, made["id"])
     assert (delivery.trigger, after["status"], after["next_trigger"], after["attempt_count"]) == ("redelivery", "pending", "retry", 2)
-    assert after["next_attempt_at"] is not None
+    assert after["next_attempt_at"] == made["next_attempt_at"]
+
+
+async def test_no_number_of_redeliveries_moves_the_schedule(db: Database, make: Make, clock: Clock) -> None:
+    """Nine that fail leave all ten automatic attempts, each at its time; the attempts are numbered without gaps."""
+    made = await make.event_delivery()
+    for _ in range(9):
+        await redeliver(db, made["id"])
+        (delivery,) = await claimed(db)
+        await attempt(db, delivery, "refused")
+    clock.advance(seconds=61)  # past the rest of its endpoint
+    (first,) = await claimed(db)
+    await attempt(db, first, "refused")
+    first_wait = await row(db, made["id"])
+    await redeliver(db, made["id"])
+    (second,) = await claimed(db)
+    clock.advance(seconds=6)
+    await attempt(db, second, "refused")
+    clock.advance(seconds=301)
+    triggers = []
+    while delivered := await claimed(db):
+        triggers.append(delivered[0].trigger)
+        await attempt(db, delivered[0], "refused")
+        clock.advance(seconds=301)
+
+    after = await row(db, made["id"])
+    assert (first.trigger, second.trigger, triggers) == ("initial", "redelivery", ["retry", "retry"])
+    assert (first_wait["status"], first_wait["attempt_count"]) == ("pending", 10)
+    assert (after["status"], after["attempt_count"], after["redelivery_count"]) == ("dead", 13, 10)
+    async with db.autocommit("test") as tx:
+        numbers = [found["number"] for found in await tx.all(dict, "SELECT number FROM delivery_attempts ORDER BY number")]
+    assert numbers == list(range(1, 14))
+
+
+async def test_a_later_time_that_the_receiver_asks_for_counts_after_a_redelivery_too(db: Database, make: Make) -> None:
+    """`Retry-After` is obeyed on any refusal: the attempt that was to come comes no earlier."""
+    made = await make.event_delivery(attempt_count=1, next_trigger="retry", next_attempt_at=ahead(seconds=10))
+    await redeliver(db, made["id"])
+    (delivery,) = await claimed(db)
+
+    await attempt(db, delivery, "refused", retry_after=100)
+
+    assert (await row(db, made["id"]))["next_attempt_at"] > made["next_attempt_at"] + timedelta(seconds=80)
+
+
+async def test_a_redelivery_that_succeeds_ends_the_schedule(db: Database, make: Make) -> None:
+    """Nothing is due any more."""
+    made = await make.event_delivery(attempt_count=1, next_trigger="retry", next_attempt_at=ahead(hours=1))
+    await redeliver(db, made["id"])
+    (delivery,) = await claimed(db)
+
+    await attempt(db, delivery, "delivered")
+
+    after = await row(db, made["id"])
+    assert (after["status"], after["next_attempt_at"], after["scheduled_at"]) == ("delivered", None, None)
+
+
+@pytest.mark.parametrize("kind", ["delivered", "refused"])
+@pytest.mark.parametrize("tries", [0, 2])
+async def test_asked_for_while_an_attempt_runs_another_one_follows(db: Database, make: Make, kind: str, tries: int) -> None:
+    """At once, whatever the running one comes to, also where that was the last on the schedule; that it fails moves nothing."""
+    made = await make.event_delivery(attempt_count=tries, next_attempt_at=ago(minutes=1))
+    (running,) = await claimed(db)
+    await redeliver(db, made["id"])
+    await redeliver(db, made["id"])
+    assert await claimed(db) == []
+    await attempt(db, running, kind)
+    between = await row(db, made["id"])
+    (asked,) = await claimed(db)
+    await attempt(db, asked, "refused")
+
+    after = await row(db, made["id"])
+    assert (running.trigger, asked.trigger, asked.attempt_count) == ("initial", "redelivery", tries + 1)
+    assert between["status"] == ("delivered" if kind == "delivered" else "pending")
+    assert after["status"] == ("delivered" if kind == "delivered" else "dead" if tries else "pending")
+    assert after["next_attempt_at"] == between["scheduled_at"]
+    assert (after["next_attempt_at"] is not None) == (after["status"] == "pending")
+    assert await claimed(db) == []
+
+
+async def test_asked_for_during_an_attempt_it_passes_backlog_and_breaker(db: Database, make: Make) -> None:
+    """It is claimed next, although its endpoint rests."""
+    made = await make.event_delivery(next_attempt_at=ago(hours=1))
+    (running,) = await claimed(db)
+    await redeliver(db, made["id"])
+    for _ in range(3):
+        await make.event_delivery(endpoint_id=made["endpoint_id"], next_attempt_at=ago(minutes=30))
+    await make.endpoint_state(endpoint_id=made["endpoint_id"], consecutive_failures=9, open_until=ahead(seconds=50))
+
+    await attempt(db, running, "refused")
+
+    assert [(one.id, one.trigger) for one in await claimed(db)] == [(made["id"], "redelivery")]
 
 
 async def test_asked_twice_before_an_attempt_it_is_one_attempt(db: Database, make: Make) -> None:
-    """Also while the attempt runs; asked after it, it is another one. Who asked and why is kept each time."""
+    """Asked during it, or after it, it is another one. Who asked and why is kept each time."""
     made = await make.event_delivery(status="delivered", attempt_count=1)
     await redeliver(db, made["id"])
     await redeliver(db, made["id"])
     (delivery,) = await claimed(db)
     await redeliver(db, made["id"])
     await attempt(db, delivery, "delivered")
+    (another,) = await claimed(db)
+    await attempt(db, another, "delivered")
     assert await claimed(db) == []
     asked = await audited(db)
-    assert [act["details"].get("answered_by") for act in asked] == [
-        None,
-        "the redelivery that was asked for before",
-        "the attempt that was running",
-    ]
+    assert [act["details"].get("answered_by") for act in asked] == [None, "the redelivery that was asked for before", None]
     assert {(act["actor"], act["reason"]) for act in asked} == {("test", "lost by them")}
 
     await redeliver(db, made["id"])
 
-    assert [one.attempt_count for one in await claimed(db)] == [2]
+    assert [one.attempt_count for one in await claimed(db)] == [3]
     assert len(await audited(db)) == 4
 
 

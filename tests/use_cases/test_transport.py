@@ -6,12 +6,19 @@ import asyncio
 import gzip
 import socket
 import ssl
+import time
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import pytest
 
 from ipn_gateway.faults import Faults
+from ipn_gateway.guard import TooLate
 from ipn_gateway.transport import EXCERPT_BYTES, FAILURES, RECEIVED_BYTES_MAX
 from tests.loopback import ENDLESS, OK, Names, Server, event, opened, says, serving, tls_contexts
+
+if TYPE_CHECKING:
+    from tests.loopback import Answering
 
 DEADLINE_SECONDS = 0.3
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
@@ -256,20 +263,117 @@ async def test_a_server_without_tls_fails_the_handshake() -> None:
     assert (outcome.error or "").startswith("handshake_failed: ")
 
 
-@pytest.mark.case("S91")
-async def test_an_event_on_a_closed_kept_connection_is_sent_once() -> None:
-    """H4: the connection is kept and the server closes it on the next event: that event is seen once, and is no delivery."""
-    async with serving(says(OK, b"", close=False)) as server, opened() as transport:
-        first = await transport.send(event(server))
+def closes_kept(piece: bytes = b"", *, reset: bool = False) -> Answering:
+    """A connection's first request is answered, on its next one it says `piece` and ends."""
+    served: set[asyncio.StreamWriter] = set()
 
-        async def close(_: Server, writer: asyncio.StreamWriter) -> None:
+    async def answer(_: Server, writer: asyncio.StreamWriter) -> None:
+        writer.write(piece if writer in served else OK)
+        await writer.drain()
+        if writer in served and reset:
+            writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
+            writer.transport.abort()
+        elif writer in served:
             writer.close()
+        served.add(writer)
 
+    return answer
+
+
+@pytest.mark.parametrize("reset", [False, True])
+@pytest.mark.parametrize("secure", [False, True])
+async def test_a_kept_connection_that_has_ended_costs_nothing(reset: bool, secure: bool) -> None:
+    """H4: a receiver may end an idle connection at any time: the same bytes go once more, over a fresh one, as one attempt."""
+    theirs, ours = tls_contexts()
+    async with serving(says(OK), theirs if secure else None) as server, opened(tls=ours) as transport:
+        server.answer = closes_kept(reset=reset)
+        first = await asyncio.gather(*(transport.send(event(server, b"first")) for _ in range(3)))
+        then = await transport.send(event(server, b"then"))
+
+    assert [outcome.kind for outcome in [*first, then]] == ["delivered"] * 4
+    assert (len(server.requests), server.connections) == (5, 4)
+    assert server.requests[3] == server.requests[4]
+
+
+async def test_a_fresh_connection_that_ends_early_is_no_delivery() -> None:
+    """Nor is anything sent a third time: the kept one ended, and the fresh one as well."""
+
+    async def close(_: Server, writer: asyncio.StreamWriter) -> None:
+        writer.close()
+
+    async with serving(says(OK)) as server, opened() as transport:
+        await transport.send(event(server))
         server.answer = close
-        second = await transport.send(event(server))
+        outcome = await transport.send(event(server))
 
-    assert (first.kind, second.kind) == ("delivered", "disconnected")
+    assert (outcome.kind, outcome.address) == ("disconnected", "127.0.0.1")
+    assert (len(server.requests), server.connections) == (3, 2)
+
+
+async def test_a_kept_connection_that_ends_within_an_answer_is_not_repeated() -> None:
+    """The first byte says that the request was read."""
+    async with serving(says(OK)) as server, opened() as transport:
+        server.answer = closes_kept(b"H")
+        await transport.send(event(server))
+        outcome = await transport.send(event(server))
+
+    assert outcome.kind == "disconnected"
     assert (len(server.requests), server.connections) == (2, 1)
+
+
+async def test_one_deadline_holds_for_both_connections() -> None:
+    """The fresh one has what the kept one has left of it."""
+    hangs = closed = 0
+
+    async def answer(server: Server, writer: asyncio.StreamWriter) -> None:
+        nonlocal hangs, closed
+        if len(server.requests) == 1:
+            writer.write(OK)
+        elif len(server.requests) == 2:
+            closed += 1
+            writer.close()
+        else:
+            hangs += 1
+            await server.over.wait()
+
+    async with serving(answer) as server, opened(deadline_seconds=DEADLINE_SECONDS) as transport:
+        await transport.send(event(server))
+        outcome = await transport.send(event(server))
+
+    assert (outcome.kind, closed, hangs) == ("timeout", 1, 1)
+    assert DEADLINE_SECONDS * 1000 - 10 <= outcome.duration_ms < 2 * DEADLINE_SECONDS * 1000
+
+
+async def test_what_would_outlive_its_lease_is_not_sent() -> None:
+    """Neither when it begins too late, nor when the process was frozen while it connected."""
+    async with serving(says(OK)) as server, opened(deadline_seconds=2) as transport:
+        now = asyncio.get_running_loop().time()
+        with pytest.raises(TooLate):
+            await transport.send(replace(event(server), ends_by=now + 1.5))
+        sent = await transport.send(replace(event(server), ends_by=now + 10))
+    assert sent.kind == "delivered"
+    assert len(server.requests) == 1
+
+
+async def test_what_was_frozen_while_it_connected_is_not_sent() -> None:
+    """The look-up of the name blocks the whole process beyond the deadline: the connection is made, and nothing is said on it."""
+    names = Names(["127.0.0.1"])
+
+    async def frozen(*given: object, **more: object) -> object:
+        over = time.monotonic() + DEADLINE_SECONDS
+        while time.monotonic() < over:  # the process stands still
+            pass
+        return await Names.resolve(names, *given, **more)  # type: ignore[arg-type]
+
+    names.resolve = frozen  # type: ignore[method-assign, assignment]
+    async with serving(says(OK)) as server, opened(deadline_seconds=DEADLINE_SECONDS, resolver=names) as transport:
+        try:
+            outcome = await transport.send(event(server))
+        except TooLate:
+            outcome = None
+
+    assert outcome is None or outcome.kind == "timeout"
+    assert server.requests == []
 
 
 async def test_cookies_are_not_kept() -> None:
