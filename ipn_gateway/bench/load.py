@@ -18,6 +18,7 @@ from urllib.parse import urlsplit
 
 from ipn_gateway.bench.comparison import Broken
 from ipn_gateway.bench.wire import END_OF_HEAD, LENGTH
+from ipn_gateway.slots import Slots
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -100,9 +101,16 @@ class _Lane(asyncio.Protocol):
             self._number, self._data = None, b""
             self._load.answered(self, number, status)
 
+    @property
+    def is_open(self) -> bool:
+        """Whether a request can be sent; a server ends a connection that is idle for some seconds."""
+        return not self._transport.is_closing()
+
     def connection_lost(self, error: Exception | None) -> None:
         if self._number is not None:
             self._load.fail(Broken(f"A connection broke before its answer: {error}"))
+        else:
+            self._load.lost(self)
 
     def close(self) -> None:
         self._transport.close()
@@ -115,28 +123,40 @@ class _Load:
         self._requests = requests
         self._left = len(requests)
         self._waiting: deque[int] = deque()
-        self._lanes: list[_Lane] = []
+        self._lanes: dict[_Lane, str] = {}
         self._idle: list[_Lane] = []
+        self._opening = Slots(LANES_OF_OPEN_LOOP)
 
     async def open(self, urls: Sequence[str], lanes: int) -> None:
-        loop = asyncio.get_running_loop()
         for number in range(lanes):
-            address: Any = urlsplit(urls[number % len(urls)])
-            _, lane = await loop.create_connection(lambda: _Lane(self), address.hostname, address.port)
-            self._lanes.append(lane)
-        self._idle = list(self._lanes)
+            await self._open(urls[number % len(urls)])
 
-    def close(self) -> None:
-        for lane in self._lanes:
+    async def _open(self, url: str) -> None:
+        address: Any = urlsplit(url)
+        _, lane = await asyncio.get_running_loop().create_connection(lambda: _Lane(self), address.hostname, address.port)
+        self._lanes[lane] = url
+        self._free(lane)
+
+    def lost(self, lane: _Lane) -> None:
+        """An idle connection was ended: another one takes its place."""
+        url = self._lanes.pop(lane, None)
+        if lane in self._idle:
+            self._idle.remove(lane)
+        if url is not None and not self.over.done():
+            self._opening.start(self._open(url), name="lane")
+
+    async def close(self) -> None:
+        await self._opening.cancel()
+        lanes, self._lanes = self._lanes, {}
+        for lane in lanes:
             lane.close()
 
     def offer(self, number: int, due: float = 0) -> None:
         """Send it on a free connection or, without one, as soon as one is free. Without `due` its time is that of sending."""
         self.answers.due[number] = due
-        if self._idle:
-            self._send(self._idle.pop(), number)
-        else:
-            self._waiting.append(number)
+        self._waiting.append(number)
+        while self._idle and self._waiting:
+            self._free(self._idle.pop())
 
     def _send(self, lane: _Lane, number: int) -> None:
         if not self.answers.due[number]:
@@ -151,12 +171,17 @@ class _Load:
             self.answers.answered[number] = time.monotonic()
             self.answers.statuses[status] += 1
             self._left -= 1
+        self._free(lane)
+        if not self._left and not self.over.done():
+            self.over.set_result(None)
+
+    def _free(self, lane: _Lane) -> None:
+        if not lane.is_open:
+            return  # `lost` is about to be called
         if self._waiting:
             self._send(lane, self._waiting.popleft())
         else:
             self._idle.append(lane)
-        if not self._left and not self.over.done():
-            self.over.set_result(None)
 
     def fail(self, error: Broken) -> None:
         if not self.over.done():
@@ -183,7 +208,7 @@ async def at_once(urls: Sequence[str], requests: Sequence[bytes], *, lanes: int 
             load.offer(number)
         return await load.ended()
     finally:
-        load.close()
+        await load.close()
 
 
 async def at_rate(urls: Sequence[str], requests: Sequence[bytes], *, per_second: float, lanes: int = LANES_OF_OPEN_LOOP) -> Answers:
@@ -198,4 +223,4 @@ async def at_rate(urls: Sequence[str], requests: Sequence[bytes], *, per_second:
             load.offer(number, due)
         return await load.ended()
     finally:
-        load.close()
+        await load.close()
