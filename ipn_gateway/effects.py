@@ -23,7 +23,7 @@ from psycopg import errors as pg
 
 from ipn_gateway import batches, bookings, decisions, ids, logs, orders, outbox, outcomes
 from ipn_gateway.bookings import BookedBefore, Booking, Origin, booked_before, refundable, says_booked
-from ipn_gateway.db import lost, refuse_silent_rollback
+from ipn_gateway.db import LOCK_TIMEOUT_SECONDS, lost, refuse_silent_rollback
 from ipn_gateway.decisions import Change, LockedOrder, Nothing, SecondPayment
 from ipn_gateway.errors import ConfigurationError, GatewayError
 from ipn_gateway.outcomes import Ending
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from ipn_gateway.db import Database, Transaction
 
 EFFECT_TIMEOUT_SECONDS: Final = 5
+ORDER_WAIT_SECONDS: Final = 0.1  # a worker's transactions are few, and none is kept from others by an order that somebody holds
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,8 +80,8 @@ def load_effect(name: str | None) -> EffectHook | None:
 async def apply(db: Database, origin: Origin, verdict: Confirmed, effect: EffectHook | None = None) -> DeliveryOutcome:
     """Apply a confirmed operation at most once; what the notification delivery ended as.
 
-    Raises `LeaseLost` when another worker holds the delivery, `EffectFailed` when the merchant's effect raised, and `Overloaded` when the
-    database could not take it; nothing is written then.
+    Raises `LeaseLost` when another worker holds the delivery, `EffectFailed` when the merchant's effect raised, `LockNotAvailable` when
+    somebody holds its order, and `Overloaded` when the database could not take it; nothing is written then.
     """
     try:
         return await db.rerun(_apply_once, db, origin, verdict, effect, careful=False)
@@ -94,7 +95,7 @@ async def apply(db: Database, origin: Origin, verdict: Confirmed, effect: Effect
 
 async def _apply_once(db: Database, origin: Origin, verdict: Confirmed, effect: EffectHook | None, *, careful: bool) -> DeliveryOutcome:
     async with db.transaction("effects.apply") as tx:
-        order = await _lock_order(tx, origin.tenant_id, verdict.order_id)
+        order = await _lock_order(tx, origin, verdict.order_id)
         if order is None:
             return await _without_order(tx, db.clock, origin, verdict)
         left = await refundable(tx, origin, verdict)
@@ -194,12 +195,13 @@ async def _lock_leased(tx: Transaction, confirmed: Sequence[tuple[Origin, Confir
     return {(order.tenant_id, order.order_id): order for order in found}
 
 
-async def _lock_order(tx: Transaction, tenant_id: str, order_id: str) -> LockedOrder | None:
+async def _lock_order(tx: Transaction, origin: Origin, order_id: str) -> LockedOrder | None:
     """The order, locked. An order that is not there cannot be locked: its slot can, and then a new statement looks again."""
-    if order := await orders.lock(tx, tenant_id, order_id):
+    wait = ORDER_WAIT_SECONDS if origin.kind == "notification" else LOCK_TIMEOUT_SECONDS
+    if order := await orders.lock(tx, origin.tenant_id, order_id, wait_seconds=wait):
         return order
-    await orders.lock_slot(tx, tenant_id, order_id)
-    return await orders.lock(tx, tenant_id, order_id)
+    await orders.lock_slot(tx, origin.tenant_id, order_id)
+    return await orders.lock(tx, origin.tenant_id, order_id, wait_seconds=wait)
 
 
 async def _without_order(tx: Transaction, clock: Clock, origin: Origin, verdict: Confirmed) -> DeliveryOutcome:
@@ -269,7 +271,8 @@ async def merchant_effect(tx: Transaction, effect: EffectHook, notification: Eff
 
     Its deferred constraints are checked here and not at COMMIT, and a transaction that it broke or ended is its failure too.
     """
-    await tx.execute(f"SET LOCAL statement_timeout = '{EFFECT_TIMEOUT_SECONDS}s'")
+    limits = "SELECT set_config('statement_timeout', %(seconds)s, true), set_config('lock_timeout', %(seconds)s, true)"
+    await tx.execute(limits, {"seconds": f"{EFFECT_TIMEOUT_SECONDS}s"})
     try:
         await effect(tx.connection, notification)
         await tx.execute("SET CONSTRAINTS ALL IMMEDIATE")

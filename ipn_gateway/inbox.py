@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final, assert_never
 
 import psycopg
+from psycopg import errors as pg
 
 from ipn_gateway import claims, ids, logs, outcomes, source_states
 from ipn_gateway.bookings import Origin
@@ -46,6 +47,7 @@ if TYPE_CHECKING:
 
 SLOTS: Final = 2 * claims.LEASED_PER_TENANT  # waiting for a provider is cheap, and no tenant holds more than half
 UNCONFIRMED_SECONDS: Final = 3600.0
+LOCKED_WAIT_SECONDS: Final = 5.0  # until what found its order held by somebody is tried again
 COPY_WAIT_SECONDS: Final = 5.0
 
 
@@ -94,11 +96,9 @@ async def work(worker: Worker, row: Row) -> None:
         await _work_or_count(worker, row)
     except LeaseLost:
         logs.count("inbox.lease_lost")
-        logs.get("inbox").info("inbox.lease_lost", notification_delivery_id=str(row.notification_delivery_id))
+        logs.get("inbox").info("inbox.lease_lost", **_named(row))
     except (Overloaded, CommitUnknown, psycopg.Error) as error:
-        logs.get("inbox").warning(
-            "inbox.left_to_lease", notification_delivery_id=str(row.notification_delivery_id), error_class=type(error).__name__
-        )
+        logs.get("inbox").warning("inbox.left_to_lease", error_class=type(error).__name__, **_named(row))
 
 
 async def _work_or_count(worker: Worker, row: Row) -> None:
@@ -108,13 +108,15 @@ async def _work_or_count(worker: Worker, row: Row) -> None:
     except (LeaseLost, Overloaded, CommitUnknown, psycopg.OperationalError):
         raise
     except EffectFailed as error:
-        logs.get("inbox").error("effect.failed", notification_delivery_id=str(row.notification_delivery_id), **error.context)
+        logs.get("inbox").error("effect.failed", **_named(row), **error.context)
         await _ask_again_or_bury(worker, row, "effect_failed", Unknown("effect_failed"))
     except Exception as error:  # noqa: BLE001 - a fault of ours must not leave the delivery to fail for ever
-        logs.get("inbox").exception(
-            "inbox.failed", notification_delivery_id=str(row.notification_delivery_id), error_class=type(error).__name__
-        )
+        logs.get("inbox").exception("inbox.failed", error_class=type(error).__name__, **_named(row))
         await _ask_again_or_bury(worker, row, "no_verdict", Unknown("internal_error"))
+
+
+def _named(row: Row) -> dict[str, str]:
+    return {"notification_delivery_id": ids.show(ids.NOTIFICATION_DELIVERY, row.notification_delivery_id)}
 
 
 async def _work(worker: Worker, row: Row) -> None:
@@ -229,7 +231,13 @@ async def _apply(worker: Worker, row: Row, source: SourceAccount, assertion: Ass
         alerts,
     )
     if worker.effect or await worker.together.applied.put((origin, verdict)) is None:
-        await worker.together.alone.put((origin, verdict))
+        try:
+            await worker.together.alone.put((origin, verdict))
+        except pg.LockNotAvailable:
+            logs.count("inbox.order_locked")
+            logs.get("inbox").warning("inbox.order_locked", order_id=verdict.order_id, **_named(row))
+            await _postpone(worker, row, LOCKED_WAIT_SECONDS)
+            return
     worker.applied()
 
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 from psycopg.types.json import Jsonb
 
 from ipn_gateway import audit, ids, logs, outbox
+from ipn_gateway.db import LOCK_TIMEOUT_SECONDS
 from ipn_gateway.decisions import LockedOrder
 from ipn_gateway.errors import NotFound, OrderExists, StateConflict
 from ipn_gateway.operations import Downstream, Operation
@@ -67,12 +68,14 @@ o.event_count, ipn_now() AS now
 """The columns of a `LockedOrder`, from `orders AS o`."""
 
 
-async def lock(tx: Transaction, tenant_id: str, order_id: str) -> LockedOrder | None:
-    """The order, locked, or None."""
+async def lock(tx: Transaction, tenant_id: str, order_id: str, *, wait_seconds: float = LOCK_TIMEOUT_SECONDS) -> LockedOrder | None:
+    """The order, locked, or None. Raises `LockNotAvailable` after `wait_seconds`, which limit what else the transaction waits for too."""
     return await tx.one(
         LockedOrder,
-        f"SELECT {LOCKED} FROM orders AS o WHERE tenant_id = %(tenant_id)s AND order_id = %(order_id)s FOR UPDATE",
-        {"tenant_id": tenant_id, "order_id": order_id},
+        f"""WITH patience AS MATERIALIZED (SELECT set_config('lock_timeout', %(wait)s, true))
+            SELECT {LOCKED} FROM patience CROSS JOIN orders AS o
+             WHERE tenant_id = %(tenant_id)s AND order_id = %(order_id)s FOR UPDATE OF o""",
+        {"tenant_id": tenant_id, "order_id": order_id, "wait": f"{round(wait_seconds * 1000)}ms"},
     )
 
 

@@ -109,7 +109,9 @@ async def resolve(db: Database, act: Act, effect: EffectHook | None = None) -> N
             raise
         raise StateConflict(_BOOKED) from None
     except EffectFailed as error:
-        logs.get("inbox").error("effect.failed", notification_delivery_id=str(act.delivery_id), **error.context)
+        logs.get("inbox").error(
+            "effect.failed", notification_delivery_id=ids.show(ids.NOTIFICATION_DELIVERY, act.delivery_id), **error.context
+        )
         raise StateConflict("IPN_EFFECT raised, so nothing was changed; the log has the error's class.") from error
 
 

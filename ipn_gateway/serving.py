@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from ipn_gateway.simulator.app import SimulatorConfig
 
 GRACE_SECONDS: Final = 20
+KEEP_ALIVE_SECONDS: Final = 75  # longer than a proxy in front keeps what it does not use, so that the proxy is who ends a connection
 """How long open requests may go on after the first signal: longer than any statement may take."""
 
 BACKLOG: Final = 2048
@@ -208,6 +209,7 @@ def _config(app: FastAPI) -> uvicorn.Config:
         proxy_headers=False,  # the client's address is worked out in web/deps, from trusted proxies only
         backlog=BACKLOG,
         timeout_graceful_shutdown=GRACE_SECONDS,
+        timeout_keep_alive=KEEP_ALIVE_SECONDS,
     )
 
 

@@ -41,6 +41,7 @@ COUNTERS: Final[Mapping[str, str]] = {
     "provider.sessions": "payment pages that providers were asked for",
     "provider.refunds": "refunds that providers were asked for",
     "provider.refund_questions": "questions to providers about refunds that they accepted",
+    "inbox.order_locked": "notifications whose order somebody else held: tried again seconds later",
     "inbox.lease_lost": "notifications that another worker had taken over before we were done",
     "sources.refuted_alarm": "notifications refuted after many others of their source: is its configuration right?",
     "sweeps.<outcome>": "payments found by asking instead of by notification, by outcome",

@@ -251,6 +251,29 @@ async def test_an_order_that_somebody_holds_keeps_no_other_waiting(world: World)
     assert await applied_once(world, FEW)
 
 
+async def test_one_order_that_is_held_takes_no_transaction_from_what_is_applied_alone(world: World, database_url: str) -> None:
+    """Sixteen payments of an order that somebody holds give way; what has no order yet is parked meanwhile, and then all are applied."""
+    await registered(world, FEW[:1])
+    bodies = [world.pay(FEW[0]) for _ in range(16)]
+    async with await psycopg.AsyncConnection.connect(database_url) as other:
+        await other.execute("SELECT FROM orders WHERE order_id = %s FOR UPDATE", (FEW[0],))
+        await asyncio.gather(*(world.notify(body) for body in [*bodies, *(world.pay(order_id) for order_id in FEW[1:])]))
+        before = logs.counters["inbox.order_locked"]
+
+        await inbox.run_once(world.worker)
+        await world.worker.slots.drained()
+
+        held = await world.outcomes()
+        await other.rollback()
+    world.rt.clock.advance(seconds=inbox.LOCKED_WAIT_SECONDS)
+    await world.drain()
+
+    assert Counter(held) == {"received": 16, "parked": 5}
+    assert logs.counters["inbox.order_locked"] - before == 16
+    assert Counter(await world.outcomes()) == {"applied": 1, "conflict": 15, "parked": 5}
+    assert await world.value("SELECT count(*) FROM inbox WHERE lease_expires_at IS NOT NULL") == 0
+
+
 # Twice in one set
 
 

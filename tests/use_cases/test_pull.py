@@ -158,7 +158,10 @@ async def test_who_writes_at_that_moment_is_waited_for(db: Database, rows: Make,
     async with db.transaction("test.writer") as tx:
         await Make(tx, db.clock).event(id="evt_late", order_id="O-late", body=BODY)
         start = asyncio.get_running_loop().create_task(event_log.ensure_continued(db), context=contextvars.Context())
-        while not await tx.value("SELECT count(*) FROM pg_locks WHERE NOT granted AND relation = 'events'::regclass"):
+        while not await tx.value(
+            """SELECT count(*) FROM pg_locks JOIN pg_database d ON d.oid = pg_locks.database AND d.datname = current_database()
+                WHERE NOT granted AND relation = 'events'::regclass"""
+        ):
             assert not start.done()
     assert await start
 

@@ -624,7 +624,9 @@ async def test_nothing_is_held_while_the_provider_thinks(desk: Desk, database_ur
             slow = group.create_task(narrow.refund("key-1"))
             await narrow.hanging()
 
-            idle = await desk.world.value("SELECT count(*) FROM pg_stat_activity WHERE state = 'idle in transaction'")
+            idle = await desk.world.value(
+                "SELECT count(*) FROM pg_stat_activity WHERE state = 'idle in transaction' AND datname = current_database()"
+            )
             taken = db.taken
             quick = await narrow.refund("key-2", order_id="ORD-2")
             desk.world.simulator.api.faults.clear()
