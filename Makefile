@@ -30,7 +30,7 @@ serve: .venv/.installed ## Run the gateway on its embedded PostgreSQL
 bench: .venv/.installed ## Measure its speed by ratios, 40 minutes (ARGS=--quick: 5), and write bench.json
 	$(BIN)/ipn-gateway bench --json $(ARGS) > bench.json
 
-prove: .venv/.installed ## Kill gateways 300 times under 10,000 notifications, and count what is lost or doubled; about twenty minutes
+prove: .venv/.installed ## Kill gateways 300 times under 10,000 notifications, and count what is lost or doubled; about five minutes
 	$(BIN)/ipn-gateway prove --notifications 10000 --kills 300 $(ARGS)
 
 test: check ## Run the checks and every test that needs Python alone
