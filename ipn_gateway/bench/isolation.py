@@ -24,8 +24,9 @@ if TYPE_CHECKING:
 
 ENDPOINTS: Final = 10
 PART_OF_PEAK: Final = 0.3
-LONGER: Final = 1.5
-"""Than other open loops: the first attempts that hang are given up within it."""
+LONGER: Final = 4.0
+"""Than other open loops. In a full run that is a minute: attempts that hang are given up within it, and it is as long as the cycle of
+autovacuum, whose second or so of work is more than the slowest hundredth of a shorter time and would fall to one side by chance."""
 
 HANG_SECONDS: Final = 15.0
 
