@@ -24,10 +24,6 @@ if TYPE_CHECKING:
 
 ENDPOINTS: Final = 10
 PART_OF_PEAK: Final = 0.3
-LONGER: Final = 4.0
-"""Than other open loops. In a full run that is a minute: attempts that hang are given up within it, and it is as long as the cycle of
-autovacuum, whose second or so of work is more than the slowest hundredth of a shorter time and would fall to one side by chance."""
-
 HANG_SECONDS: Final = 15.0
 
 
@@ -39,7 +35,7 @@ async def sides(stage: Stage) -> AsyncIterator[list[Side]]:
         rate = 0.0
 
         def count() -> int:
-            return max(1, round(rate * LONGER * stage.size.seconds))
+            return max(1, round(rate * stage.size.hanging_seconds))
 
         async def highest() -> dict[str, float]:
             nonlocal rate
