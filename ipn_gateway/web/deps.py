@@ -172,8 +172,10 @@ def client_address(request: Request) -> str | None:
     """The address of who sent the request: the peer's, or where that is a trusted proxy, the last one in front of our own proxies."""
     peer = request.client.host if request.client else None
     trusted = networks(runtime(request).settings.trusted_proxies)
+    if not trusted:
+        return peer
     forwarded = [part.strip() for value in request.headers.getlist("x-forwarded-for") for part in value.split(",")]
-    while trusted and forwarded and peer is not None and _is_in(peer, trusted):
+    while forwarded and peer is not None and _is_in(peer, trusted):
         before = forwarded.pop()
         if _address(before) is None:
             break  # not an address, so what stands before it proves nothing either
