@@ -90,8 +90,7 @@ def _unreadable(fields: Mapping[str, str]) -> str | None:
 
 
 def _alerts(fields: Mapping[str, str]) -> tuple[str, ...]:
-    signed = fields.get("verify_key", "").split(",")
-    unsigned = fields.keys() - signed - sslcommerz_hash.FIELDS if "verify_key" in fields else ()
+    unsigned = set(fields).difference(fields["verify_key"].split(","), sslcommerz_hash.FIELDS) if "verify_key" in fields else set()
     alerts = [f"unsigned_field {name}" for name in fields if name in unsigned]
     if fields.get("val_id") and not _VAL_ID.fullmatch(fields["val_id"]):
         alerts.append("val_id_unreadable")
