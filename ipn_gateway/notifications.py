@@ -9,7 +9,6 @@ Arrivals that are in flight together are written together (`Batches`); each send
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import json
 from collections import OrderedDict
@@ -21,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Final
 from ipn_gateway import batches, ids, logs
 from ipn_gateway.batches import Batches
 from ipn_gateway.db import INTAKE_SECONDS_MAX
-from ipn_gateway.errors import GatewayError, MalformedNotification, Overloaded, SignatureInvalid, UnsupportedMediaType
+from ipn_gateway.errors import GatewayError, MalformedNotification, SignatureInvalid, UnsupportedMediaType
 from ipn_gateway.providers.base import Assertion, Effect, InboundRequest, Malformed, Proof
 from ipn_gateway.states import UNPAID
 
@@ -200,11 +199,7 @@ class Intake:
 
         Nothing is taken back by a caller that goes away: what has arrived is written all the same.
         """
-        try:
-            async with asyncio.timeout(INTAKE_SECONDS_MAX):
-                await self._arrivals.put(row)
-        except TimeoutError:
-            raise Overloaded from None
+        await self._arrivals.put(row, within_seconds=INTAKE_SECONDS_MAX)
 
     async def drained(self) -> None:
         """Wait until what has arrived is written, as long as senders would."""

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Final
 from fastapi import Depends, Query, Request, Security
 from fastapi.security import HTTPBearer
 from pydantic import BeforeValidator
-from starlette.requests import ClientDisconnect
+from starlette import types as asgi
 
 from ipn_gateway import paging
 from ipn_gateway.errors import (
@@ -154,18 +154,24 @@ async def read_body(request: Request) -> bytes:
 
     It has arrived by now: the outermost layer waits for it, at most 10 s.
     """
-    announced = request.headers.get("content-length", "")
-    if announced.isascii() and announced.isdigit() and int(announced[:20]) > BODY_BYTES_MAX:
+    if is_too_large(request.scope):
         raise PayloadTooLarge
-    body = bytearray()
-    try:
-        async for chunk in request.stream():
-            body += chunk
-            if len(body) > BODY_BYTES_MAX:
-                raise PayloadTooLarge
-    except ClientDisconnect:
-        raise RequestTimeout from None
+    body, more = bytearray(), True
+    while more:
+        message = await request.receive()
+        if message["type"] == "http.disconnect":
+            raise RequestTimeout
+        body += message.get("body", b"")
+        if len(body) > BODY_BYTES_MAX:
+            raise PayloadTooLarge
+        more = message.get("more_body", False)
     return bytes(body)
+
+
+def is_too_large(scope: asgi.Scope) -> bool:
+    """Whether a request announces a body that is not taken."""
+    announced = dict(scope["headers"]).get(b"content-length", b"")
+    return announced.isdigit() and int(announced[:20]) > BODY_BYTES_MAX
 
 
 def client_address(request: Request) -> str | None:
