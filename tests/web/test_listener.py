@@ -6,7 +6,7 @@ import asyncio
 import base64
 import hashlib
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import httpx
 import pytest
@@ -139,7 +139,7 @@ async def test_only_a_post_is_taken(world: World, http: httpx.AsyncClient, metho
 
 async def test_what_is_checked_first_is_answered(world: World, http: httpx.AsyncClient) -> None:
     """The source before the size, the size before the type, the type before the form, the form before the hash."""
-    large = {"content": b"a" * (64 * 1024 + 1), "headers": {"content-type": "application/json"}}
+    large: dict[str, Any] = {"content": b"a" * (64 * 1024 + 1), "headers": {"content-type": "application/json"}}
     asked = [
         await http.post("/ipn/nobody", **large),
         await http.get(PATH, headers={"content-length": "70000"}),
