@@ -11,6 +11,7 @@ import asyncio
 from collections import deque
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
+from ipn_gateway.deadlines import Deadlines
 from ipn_gateway.errors import GatewayError, Overloaded
 from ipn_gateway.slots import Slots
 
@@ -47,11 +48,12 @@ class Batches(Generic[Item, Result]):
         self._idle = writers  # counted here: a slot is given back only some turns of the loop after its task has looked for work in vain
         self._writers = Slots(writers)
         self._waiting: deque[tuple[Item, asyncio.Future[Result]]] = deque()
+        self._deadlines: Deadlines[asyncio.Future[Result]] = Deadlines(_give_up)
 
-    async def put(self, item: Item) -> Result:
-        """Returns when the item is committed. Raises what its write raised, and `Overloaded` when too many wait.
+    async def put(self, item: Item, *, within_seconds: float | None = None) -> Result:
+        """Returns when the item is committed. Raises what its write raised, and `Overloaded` when too many wait or the time is over.
 
-        A caller that is cancelled takes nothing back: its item is written all the same.
+        A caller that is cancelled or waits no longer takes nothing back: its item is written all the same.
         """
         if len(self._waiting) >= self._waiting_max:
             raise Overloaded
@@ -60,7 +62,13 @@ class Batches(Generic[Item, Result]):
         if self._idle:
             self._idle -= 1
             self._writers.start(self._write_what_waits(), name=self._name)
-        return await settled
+        if within_seconds is None:
+            return await settled
+        self._deadlines.begin(settled, within_seconds)
+        try:
+            return await settled
+        finally:
+            self._deadlines.end(settled)
 
     async def drained(self, *, seconds: float | None = None) -> bool:
         """Wait until nothing is being written, at most `seconds`; whether that came true."""
@@ -107,6 +115,11 @@ class Batches(Generic[Item, Result]):
                 settled.set_exception(result)
             else:
                 settled.set_result(result)
+
+
+def _give_up(settled: asyncio.Future[Any]) -> None:
+    if not settled.done():
+        settled.set_exception(Overloaded())
 
 
 def given(**columns: str) -> str:

@@ -9,7 +9,6 @@ Arrivals that are in flight together are written together (`Batches`); each send
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import json
 from collections import OrderedDict
@@ -21,12 +20,12 @@ from typing import TYPE_CHECKING, Any, Final
 from ipn_gateway import batches, ids, logs
 from ipn_gateway.batches import Batches
 from ipn_gateway.db import INTAKE_SECONDS_MAX
-from ipn_gateway.errors import GatewayError, MalformedNotification, Overloaded, SignatureInvalid, UnsupportedMediaType
+from ipn_gateway.errors import GatewayError, MalformedNotification, SignatureInvalid, UnsupportedMediaType
 from ipn_gateway.providers.base import Assertion, Effect, InboundRequest, Malformed, Proof
 from ipn_gateway.states import UNPAID
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Sequence
+    from collections.abc import Hashable, Mapping, Sequence
     from uuid import UUID
 
     from ipn_gateway.clock import Clock
@@ -200,11 +199,7 @@ class Intake:
 
         Nothing is taken back by a caller that goes away: what has arrived is written all the same.
         """
-        try:
-            async with asyncio.timeout(INTAKE_SECONDS_MAX):
-                await self._arrivals.put(row)
-        except TimeoutError:
-            raise Overloaded from None
+        await self._arrivals.put(row, within_seconds=INTAKE_SECONDS_MAX)
 
     async def drained(self) -> None:
         """Wait until what has arrived is written, as long as senders would."""
@@ -219,12 +214,12 @@ async def receive(
     delivery_id = ids.new(intake.db.clock.now())
     row = _row(source, request, reading, delivery_id, via=via, remote_address=remote_address)
     stored = True
-    if reading.outcome == "received" or _within_rates(intake.floods, source, request, remote_address):
+    if row["outcome"] == "received" or _within_rates(intake.floods, source, request, remote_address):
         await intake.store(row)
     else:
         stored = await intake.db.rerun(_store_if_unpaid, intake.db, row, within_seconds=INTAKE_SECONDS_MAX)
-    _report(source, reading, delivery_id, via, stored=stored)
-    return Receipt(delivery_id if stored else None, reading.error, storable(reading.order_id))
+    _report(row, reading, stored=stored)
+    return Receipt(delivery_id if stored else None, reading.error, row["order_id"])
 
 
 def _within_rates(floods: Floods, source: SourceAccount, request: InboundRequest, remote_address: str | None) -> bool:
@@ -368,17 +363,17 @@ async def _store(tx: Transaction, rows: Sequence[dict[str, Any]]) -> None:
     await tx.execute(_STORE, batches.arrays(rows))
 
 
-def _report(source: SourceAccount, reading: Reading, delivery_id: UUID, via: str, *, stored: bool) -> None:
-    logs.count(f"notifications.{reading.outcome}" if stored else "notifications.refused_beyond_rate")
+def _report(row: Mapping[str, Any], reading: Reading, *, stored: bool) -> None:
+    logs.count(f"notifications.{row['outcome']}" if stored else "notifications.refused_beyond_rate")
     logs.get("listener").info(
         "notification.received",
-        notification_delivery_id=ids.show(ids.NOTIFICATION_DELIVERY, delivery_id),
-        source=source.name,
-        via=via,
-        order_id=storable(reading.order_id),
-        proof=reading.proof,
-        outcome=reading.outcome,
-        reason=reading.reason,
+        notification_delivery_id=ids.show(ids.NOTIFICATION_DELIVERY, row["id"]),
+        source=row["source_id"],
+        via=row["via"],
+        order_id=row["order_id"],
+        proof=row["proof"],
+        outcome=row["outcome"],
+        reason=row["reason"],
         stored=stored,
         alerts=list(reading.assertion.alerts) if reading.assertion else [],
     )

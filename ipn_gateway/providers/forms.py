@@ -24,6 +24,8 @@ MEDIA_TYPES: Final = frozenset({"", "application/x-www-form-urlencoded", "text/p
 """What a form may be called: some senders name no type, or a general one."""
 
 NAME: Final = re.compile(rb"[a-z0-9_]{1,64}")
+_NAME_BYTES_MAX: Final = 64
+_NAMES_MAX: Final = 1000
 
 _CHARSET = re.compile(r";\s*charset\s*=\s*[\"']?([A-Za-z0-9_-]{1,20})", re.IGNORECASE)
 
@@ -76,7 +78,8 @@ def parse(body: bytes) -> dict[str, bytes] | Malformed:
 
     A name twice is malformed, whatever its values: signer and reader may pick different ones.
     """
-    pieces = [piece for piece in body.replace(b"+", b" ").split(b"&") if piece]
+    # Commas are most of what is escaped, in lists of names: read here all at once, which no other escape can be changed by.
+    pieces = [piece for piece in body.replace(b"+", b" ").replace(b"%2C", b",").split(b"&") if piece]
     if len(pieces) > FIELDS_MAX:
         return Malformed("unreadable", f"more than {FIELDS_MAX} fields")
     values: dict[str, bytes] = {}
@@ -84,13 +87,19 @@ def parse(body: bytes) -> dict[str, bytes] | Malformed:
         written, _, value = piece.partition(b"=")
         if b"%" in piece:
             written, value = unquote_to_bytes(written), unquote_to_bytes(value)
-        if NAME.fullmatch(written) is None:
+        name = _name(written) if len(written) <= _NAME_BYTES_MAX else None
+        if name is None:
             return Malformed("unreadable", "a field name is not made of a-z, 0-9 and _")
-        name = written.decode()
         if name in values:
             return Malformed("unreadable", f"the field {name} is repeated")
         values[name] = value
     return values
+
+
+@lru_cache(maxsize=_NAMES_MAX)
+def _name(written: bytes) -> str | None:
+    """A field's name, None for what is none. Remembered, since all notifications of a provider have the same ones."""
+    return written.decode() if NAME.fullmatch(written) else None
 
 
 def charset_of(content_type: str) -> str:

@@ -5,16 +5,14 @@ before the question to the provider, never the answer. Sources of the rules: the
 and Python libraries, whose functions give the digests that the tests hold. Which of it is inferred: `docs/providers/sslcommerz.md`.
 """
 
-import hashlib
-import hmac
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta, timezone
 from decimal import Decimal
 from typing import Any, ClassVar, Final
 
-from ipn_gateway.providers import answers, forms, sslcommerz_api, sslcommerz_money
+from ipn_gateway.providers import answers, forms, sslcommerz_api, sslcommerz_hash, sslcommerz_money
 from ipn_gateway.providers.base import (
     NEGATIVE,
     Ack,
@@ -55,11 +53,7 @@ EFFECTS: Final[Mapping[str, Effect]] = {
 # What the validator says of a val_id that is no payment. None of it closes an order: a validator answers about one val_id only.
 _REFUTING: Final = frozenset({"INVALID_TRANSACTION", "FAILED", "CANCELLED", "EXPIRED", "UNATTEMPTED"})
 
-_HASH_FIELDS: Final = frozenset({"verify_sign", "verify_sign_sha2", "verify_key"})
-_MONEY: Final = frozenset({"amount", "currency", "currency_type", "currency_amount"})
-_SIGNED: Final = frozenset({"tran_id", "status", "store_id", "tran_date", "bank_tran_id"}) | _MONEY
-_SIGNED_WHERE_POSTED: Final = frozenset({"val_id", "store_amount", "risk_level"})
-_FOLDED: Final = re.compile(rb"&[a-z0-9_]+=")
+_NUMBERS: Final = ("amount", "currency_amount", "store_amount")
 
 _ORDER_ID: Final = re.compile(r"[A-Za-z0-9._-]{1,64}")  # an order's own alphabet: no order has another id
 _STATUS: Final = re.compile(r"[!-~](?:[ -~]{0,62}[!-~])?")
@@ -88,15 +82,19 @@ def _unreadable(fields: Mapping[str, str]) -> str | None:
         return "tran_id is missing, or no order can have it"
     if not _STATUS.fullmatch(fields.get("status", "")):
         return "status is missing or not printable"
-    posted = {name for name in ("amount", "currency_amount") if name in fields} | {name for name in ("store_amount",) if fields.get(name)}
-    wrong = sorted(name for name in posted if answers.plain_decimal(fields[name]) is None)
-    return f"{wrong[0]} is no plain decimal number" if wrong else None
+    for name in _NUMBERS:
+        is_posted = name in fields and (name != "store_amount" or fields[name] != "")
+        if is_posted and answers.plain_decimal(fields[name]) is None:
+            return f"{name} is no plain decimal number"
+    return None
 
 
 def _alerts(fields: Mapping[str, str]) -> tuple[str, ...]:
-    signed = set(fields.get("verify_key", "").split(",")) | _HASH_FIELDS
-    unsigned = [f"unsigned_field {name}" for name in fields if name not in signed] if "verify_key" in fields else []
-    return (*unsigned, "val_id_unreadable") if fields.get("val_id") and not _VAL_ID.fullmatch(fields["val_id"]) else tuple(unsigned)
+    unsigned = set(fields).difference(fields["verify_key"].split(","), sslcommerz_hash.FIELDS) if "verify_key" in fields else set()
+    alerts = [f"unsigned_field {name}" for name in fields if name in unsigned]
+    if fields.get("val_id") and not _VAL_ID.fullmatch(fields["val_id"]):
+        alerts.append("val_id_unreadable")
+    return tuple(alerts)
 
 
 def _asserted(fields: Mapping[str, str]) -> Assertion:
@@ -108,52 +106,6 @@ def _asserted(fields: Mapping[str, str]) -> Assertion:
         amount, currency = _money(fields, "amount", "currency")
     copy_id = fields.get("verify_sign", "").lower()
     return Assertion(fields["tran_id"], fields["status"], effect, val_id, amount, currency, None, copy_id, fields, _alerts(fields))
-
-
-# --- the local check
-
-
-def _around_passwd(values: Mapping[str, bytes], names: Collection[str]) -> tuple[bytes, bytes]:
-    """The signed text around the password: `name=value` sorted by name, joined by `&`, nothing escaped (API v4, Hash Validation)."""
-    signed = sorted({*names, "store_passwd"})
-    pieces = [b"%b=%b" % (name.encode(), b"" if name == "store_passwd" else values[name]) for name in signed]
-    place = signed.index("store_passwd") + 1
-    return b"&".join(pieces[:place]), b"&".join([b"", *pieces[place:]])
-
-
-def _digest_matches(posted: bytes, algorithm: str, around: tuple[bytes, bytes], passwd: bytes) -> bool:
-    # The official libraries drop a trailing `&` of the signed text and the documents do not: either is good.
-    text = hashlib.new(algorithm, passwd).hexdigest().encode().join(around)
-    digests = [hashlib.new(algorithm, signed).hexdigest().encode() for signed in {text, text.rstrip(b"&")}]
-    matches = [hmac.compare_digest(posted.lower(), digest) for digest in digests]
-    return any(matches)
-
-
-def _hash_matches(values: Mapping[str, bytes], names: Collection[str], passwd: bytes) -> bool:
-    """Whether `verify_sign`, and `verify_sign_sha2` where it is posted, are made of these names' values with this password.
-
-    Hexadecimal digits may be of either case. That `verify_sign_sha2` is the same rule with SHA-256 is computed, not documented.
-    """
-    algorithms = {"verify_sign": "md5", "verify_sign_sha2": "sha256"}
-    around = _around_passwd(values, names)
-    matches = [_digest_matches(values[sign], algorithms[sign], around, passwd) for sign in algorithms if sign in values]
-    return all(matches)
-
-
-def _readings(values: Mapping[str, bytes]) -> set[tuple[str, ...]]:
-    """The sets of fields that `verify_key` may mean: as written and without blanks; a name that was not posted is skipped (PHP library)."""
-    named = values["verify_key"].decode("latin-1").split(",")
-    written, stripped = set(named), {name.strip() for name in named}
-    return {tuple(sorted(values.keys() & names)) for names in (written, stripped)}
-
-
-def _is_strict(values: Mapping[str, bytes], effect: Effect) -> bool:
-    """Whether the signed text can be split in one way only and covers all that is read here: only then a matching hash proves something."""
-    named = values["verify_key"].decode("latin-1").split(",")
-    names = set(named)
-    regular = len(names) == len(named) and names <= values.keys() - _HASH_FIELDS - {"store_passwd"}
-    needed = _SIGNED | (_SIGNED_WHERE_POSTED & values.keys()) | ({"val_id"} if effect is Effect.PAID else set())
-    return regular and needed <= names and not _FOLDED.search(b"\n".join(values.values()))
 
 
 # --- what the provider answers: the validator, about one payment
@@ -344,14 +296,11 @@ class Sslcommerz:
     def authenticate(self, request: InboundRequest, configs: Sequence[ProviderConfig]) -> Proof:
         """REFUSED: hash missing or wrong. UNPROVED: it matches, yet the form leaves room for another reading. PROVED: neither."""
         form = forms.read(request)
-        if isinstance(form, Malformed) or not form.values.get("verify_sign") or not form.values.get("verify_key"):
+        if isinstance(form, Malformed):
             return Proof.REFUSED
         passwds = [config.store_passwd.get_secret_value().encode() for config in configs if isinstance(config, SslcommerzConfig)]
-        matches = [_hash_matches(form.values, names, passwd) for passwd in passwds for names in _readings(form.values)]
-        if not any(matches):
-            return Proof.REFUSED
-        strict = _is_strict(form.values, EFFECTS.get(form.text("status"), Effect.UNKNOWN))
-        return Proof.PROVED if strict else Proof.UNPROVED
+        is_payment = EFFECTS.get(form.text("status")) is Effect.PAID
+        return sslcommerz_hash.prove(form.values, passwds, is_payment=is_payment)
 
     async def validate(self, ask: Ask, config: SslcommerzConfig, assertion: Assertion) -> Verdict:
         """Ask the validator about a val_id, otherwise the query: at most two questions. A word that is unknown here stays so."""

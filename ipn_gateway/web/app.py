@@ -6,6 +6,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from fastapi import APIRouter, FastAPI
+from fastapi.middleware import Middleware
 from fastapi.middleware.cors import CORSMiddleware
 
 from ipn_gateway import __version__
@@ -84,6 +85,7 @@ def create_app(rt: Runtime) -> FastAPI:
         docs_url=None,
         redoc_url=None,
         redirect_slashes=False,
+        middleware=[Middleware(listener.Ahead)],
         generate_unique_id_function=_operation_id,
     )
     app.state.runtime = rt

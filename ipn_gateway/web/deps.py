@@ -10,7 +10,7 @@ from typing import Annotated, Any, Final
 from fastapi import Depends, Query, Request, Security
 from fastapi.security import HTTPBearer
 from pydantic import BeforeValidator
-from starlette.requests import ClientDisconnect
+from starlette import types as asgi
 
 from ipn_gateway import paging
 from ipn_gateway.errors import (
@@ -154,26 +154,34 @@ async def read_body(request: Request) -> bytes:
 
     It has arrived by now: the outermost layer waits for it, at most 10 s.
     """
-    announced = request.headers.get("content-length", "")
-    if announced.isascii() and announced.isdigit() and int(announced[:20]) > BODY_BYTES_MAX:
+    if is_too_large(request.scope):
         raise PayloadTooLarge
-    body = bytearray()
-    try:
-        async for chunk in request.stream():
-            body += chunk
-            if len(body) > BODY_BYTES_MAX:
-                raise PayloadTooLarge
-    except ClientDisconnect:
-        raise RequestTimeout from None
+    body, more = bytearray(), True
+    while more:
+        message = await request.receive()
+        if message["type"] == "http.disconnect":
+            raise RequestTimeout
+        body += message.get("body", b"")
+        if len(body) > BODY_BYTES_MAX:
+            raise PayloadTooLarge
+        more = message.get("more_body", False)
     return bytes(body)
+
+
+def is_too_large(scope: asgi.Scope) -> bool:
+    """Whether a request announces a body that is not taken."""
+    announced = dict(scope["headers"]).get(b"content-length", b"")
+    return announced.isdigit() and int(announced[:20]) > BODY_BYTES_MAX
 
 
 def client_address(request: Request) -> str | None:
     """The address of who sent the request: the peer's, or where that is a trusted proxy, the last one in front of our own proxies."""
     peer = request.client.host if request.client else None
     trusted = networks(runtime(request).settings.trusted_proxies)
+    if not trusted:
+        return peer
     forwarded = [part.strip() for value in request.headers.getlist("x-forwarded-for") for part in value.split(",")]
-    while trusted and forwarded and peer is not None and _is_in(peer, trusted):
+    while forwarded and peer is not None and _is_in(peer, trusted):
         before = forwarded.pop()
         if _address(before) is None:
             break  # not an address, so what stands before it proves nothing either

@@ -5,11 +5,10 @@ Checked in this order: 404, 405, 413, 415, 400, 401. The answer to whatever was 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import re
+from typing import TYPE_CHECKING, Final
 
 from fastapi import APIRouter, Request, Response
-from fastapi.responses import JSONResponse
-from fastapi.routing import APIRoute
 
 from ipn_gateway import ids, logs, notifications
 from ipn_gateway.errors import GatewayError, MethodNotAllowed, NotFound
@@ -18,27 +17,14 @@ from ipn_gateway.web import problems
 from ipn_gateway.web.deps import client_address, read_body, runtime
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine
+    from starlette.types import ASGIApp, Receive, Scope, Send
 
     from ipn_gateway.notifications import Receipt
     from ipn_gateway.providers.base import Ack
     from ipn_gateway.sources import SourceAccount
 
 
-class Plain(APIRoute):
-    """A route whose function is given the request as it came: FastAPI parses and checks nothing for it, which takes half of its time."""
-
-    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        """The function takes the source's name and the request."""
-
-        async def handle(request: Request) -> Response:
-            response: Response = await self.endpoint(request.path_params["source"], request)
-            return response
-
-        return handle
-
-
-router = APIRouter(route_class=Plain)
+router = APIRouter()
 
 _OTHERS = ["GET", "HEAD", "PUT", "PATCH", "DELETE", "OPTIONS"]
 
@@ -77,6 +63,37 @@ async def refuse_other_methods(source: str, request: Request) -> Response:
     return problems.respond(MethodNotAllowed(), {"Allow": "POST"})
 
 
+class Ahead:
+    """The innermost layer that is added to the framework: it answers what is sent to a listener before routes are looked for.
+
+    The routes above answer just the same, but the way to them costs a third of what a notification costs. Layers that anybody else adds
+    stand outside of this one.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer, or pass on what is none of ours."""
+        path = scope["path"].removeprefix(scope.get("root_path", "")) if scope["type"] == "http" else ""
+        match = _PATH.fullmatch(path)
+        if match is None:
+            await self._app(scope, receive, send)
+            return
+        scope["route"] = _ROUTE
+        request = Request(scope, receive)
+        answer = post_notification if request.method == "POST" else refuse_other_methods
+        try:
+            response = await answer(match[1], request)
+        except Exception as error:  # noqa: BLE001 - as the application's own handlers do
+            response = await problems.answer(request, error)
+        await response(scope, receive, send)
+
+
+_PATH: Final = re.compile(r"/ipn/([^/]+)/?")
+_ROUTE: Final = router.routes[0]
+
+
 async def account_of(request: Request, source: str) -> SourceAccount:
     """The source that is posted to. Raises `NotFound`."""
     account = await runtime(request).sources.get(source)
@@ -97,7 +114,7 @@ async def whole_body(request: Request) -> bytes:
 
 def inbound(request: Request, body: bytes, method: str = "POST") -> InboundRequest:
     """The request for the provider's adapter, with the query's bytes as they were sent."""
-    headers = tuple((name.decode("latin-1"), value.decode("latin-1")) for name, value in request.headers.raw)
+    headers = tuple((name.decode("latin-1"), value.decode("latin-1")) for name, value in request.scope["headers"])
     return InboundRequest(method, request.scope["query_string"].decode("latin-1"), headers, body)
 
 
@@ -107,6 +124,5 @@ def _answer(receipt: Receipt, ack: Ack) -> Response:
     headers = {"X-Delivery-Id": shown} if shown else {}
     if receipt.error:
         return problems.respond(receipt.error, headers)
-    if ack.body is not None:
-        return Response(ack.body, ack.status, headers, ack.media_type)
-    return JSONResponse({"delivery_id": shown, "status": "received"}, ack.status, headers)
+    body = f'{{"delivery_id":"{shown}","status":"received"}}'.encode() if ack.body is None else ack.body
+    return Response(body, ack.status, headers, ack.media_type)

@@ -6,7 +6,6 @@ A request takes one of the process's slots when its body has arrived, so that bo
 from __future__ import annotations
 
 import asyncio
-from collections import OrderedDict
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
@@ -14,6 +13,7 @@ from starlette.datastructures import MutableHeaders
 from starlette.requests import Request
 
 from ipn_gateway import ids, logs
+from ipn_gateway.deadlines import Deadlines
 from ipn_gateway.errors import Overloaded
 from ipn_gateway.web import deps, problems
 
@@ -33,9 +33,9 @@ READING_BYTES_MAX: Final = 64 * 1024 * 1024
 _ALWAYS: Final = ("/healthz", "/metrics")
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Reading:
-    limit: asyncio.Timeout
+    limit: asyncio.Timeout = field(default_factory=lambda: asyncio.timeout(None))
     messages: list[Message] = field(default_factory=list)
     size_bytes: int = 0
 
@@ -44,27 +44,29 @@ class Bodies:
     """Reads what comes before a slot is taken. Those that take long make room for those that come: genuine ones take milliseconds."""
 
     def __init__(self) -> None:
-        self._reading: OrderedDict[int, _Reading] = OrderedDict()  # oldest first
+        self._reading: dict[_Reading, None] = {}  # oldest first
         self._size_bytes = 0
+        self._deadlines: Deadlines[_Reading] = Deadlines(_break_off)
 
     async def read(self, scope: Scope, receive: Receive) -> list[Message]:
         """The messages up to the end of the body; of one that is too large, so many as show it.
 
         What does not arrive in time ends with `http.disconnect`: the routes answer that after what they check before the body.
         """
-        announced = dict(scope["headers"]).get(b"content-length", b"")
-        if announced.isdigit() and int(announced[:20]) > deps.BODY_BYTES_MAX:
+        if deps.is_too_large(scope):
             return []
-        reading = _Reading(asyncio.timeout(deps.BODY_SECONDS_MAX))
+        reading = _Reading()
+        self._deadlines.begin(reading, deps.BODY_SECONDS_MAX)
         try:
             async with reading.limit:
-                self._reading[id(reading)] = reading
+                self._reading[reading] = None
                 await self._read(reading, receive)
         except TimeoutError:
             logs.count("requests.body_not_arrived")
             reading.messages.append({"type": "http.disconnect"})
         finally:
-            self._forget(id(reading))
+            self._deadlines.end(reading)
+            self._forget(reading)
         return reading.messages
 
     async def _read(self, reading: _Reading, receive: Receive) -> None:
@@ -73,21 +75,27 @@ class Bodies:
             self._make_room()
             message = await receive()
             reading.messages.append(message)
-            reading.size_bytes += len(message.get("body", b""))
-            if id(reading) in self._reading:
-                self._size_bytes += len(message.get("body", b""))
+            size_bytes = len(message.get("body", b""))
+            reading.size_bytes += size_bytes
+            if reading in self._reading:
+                self._size_bytes += size_bytes
             more = message.get("more_body", False)
 
     def _make_room(self) -> None:
         while self._reading and (len(self._reading) > READING_MAX or self._size_bytes > READING_BYTES_MAX):
-            number, slowest = next(iter(self._reading.items()))
-            self._forget(number)
-            if not slowest.limit.expired():
-                slowest.limit.reschedule(0)
+            slowest = next(iter(self._reading))
+            self._forget(slowest)
+            _break_off(slowest)
 
-    def _forget(self, number: int) -> None:
-        if reading := self._reading.pop(number, None):
+    def _forget(self, reading: _Reading) -> None:
+        if reading in self._reading:
+            del self._reading[reading]
             self._size_bytes -= reading.size_bytes
+
+
+def _break_off(reading: _Reading) -> None:
+    if not reading.limit.expired():
+        reading.limit.reschedule(0)
 
 
 def _replayed(arrived: list[Message], receive: Receive) -> Receive:

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 from decimal import Decimal
+from urllib.parse import unquote_to_bytes
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from pydantic import ValidationError
 
+from ipn_gateway.providers import forms
 from ipn_gateway.providers.base import Effect, InboundRequest, Malformed, Proof
 from ipn_gateway.providers.sslcommerz import PROVIDER
 from ipn_gateway.providers.sslcommerz_api import SslcommerzConfig
@@ -81,6 +85,14 @@ def test_only_the_ampersand_separates(*, is_signed: bool) -> None:
         assert proof(form, SHOP) is Proof.PROVED
 
 
+@given(written=st.lists(st.sampled_from([b"%", b"2", b"C", b"c", b"5", b"+", b",", b"a", b"\xff"]), max_size=12).map(b"".join))
+def test_escapes_are_read_once(written: bytes) -> None:
+    """Whatever stands around them: what an escape yields is never read as a part of another one."""
+    form = forms.parse(b"name=" + written)
+
+    assert form == {"name": unquote_to_bytes(written.replace(b"+", b" "))}
+
+
 @pytest.mark.case("B37")
 def test_nul_is_kept_and_signed() -> None:
     """A NUL in a value is part of what was signed; in an order's id or a status it is no id and no status."""
@@ -118,6 +130,14 @@ def test_a_doubled_order_is_malformed_whichever_is_signed(values: tuple[str, str
         body = base.replace(f"tran_id={chosen}".encode(), f"tran_id={values[0]}&tran_id={values[1]}".encode(), 1)
 
         assert isinstance(PROVIDER.assertions(InboundRequest("POST", "", FORM, body)), Malformed)
+
+
+def test_a_long_list_of_names_is_read_as_a_short_one_is() -> None:
+    """It lists names that were not posted, which are skipped; beyond what is remembered nothing else is true."""
+    lists = [",".join([*F0, *(f"absent_{number}" for number in range(count))]) for count in (1, 1000, 1)]
+
+    assert [proof(signed(F0, SHOP, key=names), SHOP) for names in lists] == [Proof.UNPROVED] * 3
+    assert [proof(signed(F0, STORE, key=names), SHOP) for names in lists] == [Proof.REFUSED] * 3
 
 
 @pytest.mark.parametrize("body", [b"tran%5Fid=A&tran_id=B", b"Tran_Id=A", b"a%00b=1", b"a[]=1", b"=1", b"a b=1", b"x" * 65 + b"=1"])

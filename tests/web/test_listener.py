@@ -6,7 +6,7 @@ import asyncio
 import base64
 import hashlib
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import httpx
 import pytest
@@ -124,6 +124,34 @@ async def test_a_provider_gets_the_very_bytes_that_it_demands(world: World, http
     assert refused.headers["content-type"] == "application/problem+json"
     assert await world.outcomes() == ["received", "malformed"]
     assert {"x-delivery-id"} <= set(taken.headers) & set(refused.headers)
+
+
+@pytest.mark.parametrize("method", ["GET", "HEAD", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE"])
+@pytest.mark.parametrize("slash", ["", "/"])
+async def test_only_a_post_is_taken(world: World, http: httpx.AsyncClient, method: str, slash: str) -> None:
+    """405 with the one method that is; a source that does not exist is a 404 first, whatever the method. Nothing is stored."""
+    known = await http.request(method, f"{PATH}{slash}", content=b"a=1")
+    unknown = await http.request(method, f"/ipn/nobody{slash}", content=b"a=1")
+
+    assert (known.status_code, known.headers["allow"], unknown.status_code) == (405, "POST", 404)
+    assert await world.outcomes() == []
+
+
+async def test_what_is_checked_first_is_answered(world: World, http: httpx.AsyncClient) -> None:
+    """The source before the size, the size before the type, the type before the form, the form before the hash."""
+    large: dict[str, Any] = {"content": b"a" * (64 * 1024 + 1), "headers": {"content-type": "application/json"}}
+    asked = [
+        await http.post("/ipn/nobody", **large),
+        await http.get(PATH, headers={"content-length": "70000"}),
+        await http.post(PATH, **large),
+        await http.post(PATH, content=b"a b", headers={"content-type": "application/json"}),
+        await http.post(PATH, content=b"a b", headers=FORM),
+        await http.post(PATH, content=encode(FORGERIES["wrong_hash"](world.pay("ORD-1"))), headers=FORM),
+    ]
+
+    assert [answer.status_code for answer in asked] == [404, 405, 413, 415, 400, 401]
+    assert {answer.headers["content-type"] for answer in asked} == {"application/problem+json"}
+    assert ["x-delivery-id" in answer.headers for answer in asked] == [False, False, False, True, True, True]
 
 
 # Money
