@@ -36,8 +36,6 @@ if TYPE_CHECKING:
     from ipn_gateway.clock import Clock
     from ipn_gateway.faults import Faults
 
-    Connection = psycopg.AsyncConnection[dict[str, Any]]
-
 T = TypeVar("T")
 
 SERVER_VERSION_MIN: Final = 150000
@@ -53,6 +51,8 @@ SLOW_TRANSACTION_SECONDS: Final = 1.0
 CONNECTION_SECONDS_MAX: Final = 15.0  # from taking a connection to giving it back; a server that is silent keeps none of ours longer
 INTAKE_SECONDS_MAX: Final = 4.0  # the same where a sender waits for the answer
 RERUN_SECONDS_MAX: Final = 10.0  # no further run begins later than this
+PLANS_SECONDS_MIN: Final = 0.5  # for so long a new connection keeps its plans, then twice as long each time, …
+PLANS_SECONDS_MAX: Final = 16.0  # … at most so long
 
 _open: ContextVar[str | None] = ContextVar("ipn_open_transaction", default=None)
 
@@ -88,6 +88,13 @@ def refuse_silent_rollback(connection: psycopg.AsyncConnection[Any]) -> None:
         raise psycopg.OperationalError("the connection was lost before COMMIT")
     if status != TransactionStatus.INTRANS:
         raise pg.InFailedSqlTransaction("the transaction cannot be committed: it failed, or it was ended inside its block")
+
+
+class Connection(psycopg.AsyncConnection[dict[str, Any]]):
+    """A connection of a pool. PostgreSQL keeps the plans of its statements, while the tables grow for which they were made."""
+
+    plans_until: float = 0.0  # by the steady counter
+    plans_seconds: float = PLANS_SECONDS_MIN / 2
 
 
 class Transaction:
@@ -151,6 +158,7 @@ class Database:
             timeout=POOL_WAIT_SECONDS,
             reconnect_timeout=POOL_WAIT_SECONDS,  # then the next caller tries again at once, however long the server was away
             open=False,
+            connection_class=Connection,
             configure=_configure,
             kwargs={"row_factory": dict_row, "autocommit": True, "application_name": f"ipn-gateway {name}", "tcp_user_timeout": 10000},
         )
@@ -275,10 +283,24 @@ class Database:
             await self._pool.putconn(connection)
         watchdog = asyncio.get_running_loop().call_later(seconds_max, _shut_down, connection)
         try:
+            await self._forget_old_plans(connection)
             yield connection
         finally:
             watchdog.cancel()
             await self._pool.putconn(connection)
+
+    async def _forget_old_plans(self, connection: Connection) -> None:
+        """Plans made for a small table read all of it, or the wrong index; those of foreign keys' checks too. Autovacuum may take a minute.
+
+        So while a connection is young they are made anew each time its age has doubled, and later on every few seconds.
+        """
+        now = self.clock.monotonic_seconds()
+        if now < connection.plans_until:
+            return
+        if connection.plans_until:
+            await connection.execute("DISCARD PLANS")
+        connection.plans_seconds = min(2 * connection.plans_seconds, PLANS_SECONDS_MAX)
+        connection.plans_until = now + connection.plans_seconds
 
     async def _taken(self) -> Connection:
         """The pool's own limit of waiters counts those that gave up long ago, and would keep a server that is back away; so ours counts."""

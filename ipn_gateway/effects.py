@@ -169,14 +169,20 @@ def _order_of(confirmed: tuple[Origin, Confirmed]) -> tuple[str, str]:
     return origin.tenant_id, verdict.order_id
 
 
-# What somebody holds is passed over and not waited for: one order that is locked for long must not keep the others.
+# What somebody holds is passed over and not waited for: one order that is locked for long must not keep the others. LATERAL and LIMIT keep
+# it at look-ups: a join would read all orders as long as there are no statistics of them.
 _LOCK_LEASED = f"""
 SELECT {orders.LOCKED}
-  FROM {batches.given(tenant_id="text", order_id="text", delivery_id="uuid", fence="bigint")}
-  JOIN orders AS o ON o.tenant_id = given.tenant_id AND o.order_id = given.order_id
-  JOIN inbox AS i ON i.tenant_id = given.tenant_id AND i.notification_delivery_id = given.delivery_id
-                 AND i.fence = given.fence AND i.lease_expires_at IS NOT NULL
- ORDER BY o.tenant_id, o.order_id FOR UPDATE OF o, i SKIP LOCKED
+  FROM (SELECT * FROM {batches.given(tenant_id="text", order_id="text", delivery_id="uuid", fence="bigint")}
+         ORDER BY tenant_id, order_id) AS given
+ CROSS JOIN LATERAL (
+        SELECT * FROM orders WHERE orders.tenant_id = given.tenant_id AND orders.order_id = given.order_id
+         LIMIT 1 FOR UPDATE SKIP LOCKED) AS o
+ CROSS JOIN LATERAL (
+        SELECT FROM inbox
+         WHERE inbox.tenant_id = given.tenant_id AND inbox.notification_delivery_id = given.delivery_id
+           AND inbox.fence = given.fence AND inbox.lease_expires_at IS NOT NULL
+         LIMIT 1 FOR UPDATE SKIP LOCKED) AS leased
 """
 
 

@@ -112,13 +112,16 @@ async def _apply_alone(db: Database, effect: EffectHook | None, confirmed: Seque
     return [await effects.apply(db, origin, verdict, effect)]
 
 
+# LATERAL and LIMIT keep it at look-ups: a join would read the whole ledger as long as there are no statistics of it.
 _KNOWN: Final = f"""
-SELECT given.place, coalesce(p.order_id = given.order_id AND p.amount = given.amount AND p.currency = given.currency, false) AS same
+SELECT given.place, p.same
   FROM {
     batches.given(place="int", tenant_id="text", source_id="text", operation_id="text", order_id="text", amount="numeric", currency="text")
-}
-  JOIN processed_notifications AS p ON p.tenant_id = given.tenant_id AND p.source_id = given.source_id
-                                   AND p.operation_id = given.operation_id AND p.effect = 'paid'
+} CROSS JOIN LATERAL (
+        SELECT coalesce(order_id = given.order_id AND amount = given.amount AND currency = given.currency, false) AS same
+          FROM processed_notifications AS p
+         WHERE p.tenant_id = given.tenant_id AND p.source_id = given.source_id AND p.operation_id = given.operation_id
+           AND p.effect = 'paid' LIMIT 1) AS p
 """
 
 

@@ -15,7 +15,7 @@ from psycopg import errors as pg
 from psycopg import sql
 
 from ipn_gateway.clock import Clock
-from ipn_gateway.db import RERUNS_MAX, Database, assert_no_transaction
+from ipn_gateway.db import PLANS_SECONDS_MIN, RERUNS_MAX, Database, assert_no_transaction
 from ipn_gateway.errors import ConfigurationError, Overloaded, PoolExhausted
 from ipn_gateway.faults import Faults
 
@@ -205,6 +205,33 @@ async def test_connections_that_died_while_idle_are_not_handed_out(db: Database,
         await other.execute("SELECT pg_terminate_backend(%s, 5000)", (backend,))
 
     assert await count(db) == 0
+
+
+async def test_plans_are_made_anew_while_tables_grow(database_url: str, faults: Faults) -> None:
+    """A plan for an empty table is not kept until statistics come, but only until the age of its connection has doubled."""
+
+    class Counter(Clock):
+        at = 1000.0
+
+        @classmethod
+        def monotonic_seconds(cls) -> float:
+            return cls.at
+
+    async def expected(tx: Transaction) -> int:
+        plan = await tx.value("EXPLAIN (FORMAT JSON) EXECUTE slots")
+        return int(plan[0]["Plan"]["Plan Rows"])
+
+    async with Database(database_url, clock=Counter(), faults=faults, connections_max=1) as db:
+        async with db.transaction("test.grow") as tx:
+            await tx.execute("PREPARE slots AS SELECT FROM order_slots")
+            planned = await expected(tx)
+            await tx.execute("INSERT INTO order_slots (tenant_id, order_id) SELECT 'shop', n::text FROM generate_series(1, 20000) AS n")
+            kept = await expected(tx)
+        Counter.at += PLANS_SECONDS_MIN
+        async with db.autocommit("test.look") as tx:
+            anew = await expected(tx)
+
+    assert planned == kept < anew
 
 
 async def test_an_exhausted_pool_says_so_quickly(database_url: str, clock: Clock) -> None:
