@@ -351,10 +351,12 @@ def _shut_down(connection: Connection) -> None:
 
 
 async def _configure(connection: Connection) -> None:
+    """Without JIT: where tables are large, compiling a look-up would take longer than it does."""
     await connection.execute(
         f"""SELECT set_config('statement_timeout', '{STATEMENT_TIMEOUT_SECONDS}s', false),
                    set_config('lock_timeout', '{LOCK_TIMEOUT_SECONDS}s', false),
                    set_config('idle_in_transaction_session_timeout', '{IDLE_IN_TRANSACTION_TIMEOUT_SECONDS}s', false),
+                   set_config('jit', 'off', false),
                    set_config('timezone', 'UTC', false)"""
     )
 

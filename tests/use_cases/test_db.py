@@ -234,6 +234,12 @@ async def test_plans_are_made_anew_while_tables_grow(database_url: str, faults: 
     assert planned == kept < anew
 
 
+async def test_no_look_up_is_compiled(db: Database) -> None:
+    """Where the server can compile statements, of large tables it would at each, for longer than they take."""
+    async with db.autocommit("test.look") as tx:
+        assert await tx.value("SHOW jit") == "off"
+
+
 async def test_an_exhausted_pool_says_so_quickly(database_url: str, clock: Clock) -> None:
     """One connection, taken: the next one does not wait for long."""
     async with Database(database_url, clock=clock, faults=Faults(), connections_max=1) as db, db.transaction("test.holds"):
