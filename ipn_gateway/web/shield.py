@@ -6,6 +6,7 @@ A request takes one of the process's slots when its body has arrived, so that bo
 from __future__ import annotations
 
 import asyncio
+from collections import OrderedDict
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
@@ -44,7 +45,7 @@ class Bodies:
     """Reads what comes before a slot is taken. Those that take long make room for those that come: genuine ones take milliseconds."""
 
     def __init__(self) -> None:
-        self._reading: dict[_Reading, None] = {}  # oldest first
+        self._reading: OrderedDict[_Reading, None] = OrderedDict()  # oldest first, which a plain dict is slow to give
         self._size_bytes = 0
         self._deadlines: Deadlines[_Reading] = Deadlines(_break_off)
 
