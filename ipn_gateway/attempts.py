@@ -15,7 +15,7 @@ from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, Final
 
 from ipn_gateway import endpoint_health, ordering
-from ipn_gateway.batches import Batches
+from ipn_gateway.batches import Batches, arrays
 from ipn_gateway.errors import LeaseLost
 from ipn_gateway.schedule import next_wait
 from ipn_gateway.states import EventDeliveryStatus
@@ -47,7 +47,7 @@ WAITING_MAX: Final = 10_000
 """Attempts that wait to be written. A dispatcher has far fewer slots, so this is never reached."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # not frozen: one for every event, and that takes twice as long to make
 class After:
     """What an attempt makes of its event delivery. `wait_seconds`, until the next attempt, is set while it stays pending.
 
@@ -60,7 +60,7 @@ class After:
     rest_seconds: float | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Attempt:
     """One HTTP try that was made, under the lease that `fence` names. `started_at` is database time.
 
@@ -80,7 +80,7 @@ class Attempt:
     ordered: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Recorded:
     """What the database says after an attempt was written. Attempts of an event delivery are numbered from 1 without gaps.
 
@@ -111,7 +111,7 @@ def decide(tries: int, outcome: Outcome, *, schedule: Sequence[float], chance: f
         wait = next_wait(tries + 2, schedule=schedule, chance=chance, hint=outcome.retry_after_seconds)
     else:
         wait = (outcome.retry_after_seconds or 0.0) if resumes else None
-    rest = min(outcome.retry_after_seconds or 0.0, REST_SECONDS_MAX) if outcome.status_code in TOO_MUCH else None
+    rest = min(outcome.retry_after_seconds or 0.0, float(REST_SECONDS_MAX)) if outcome.status_code in TOO_MUCH else None
     return After(EventDeliveryStatus.DEAD if wait is None else EventDeliveryStatus.PENDING, wait, rest_seconds=rest)
 
 
@@ -221,6 +221,9 @@ SELECT a.id AS attempt_id, a.number, d.status, d.next_attempt_at
 """
 
 
+_BREAKER: Final[dict[str, Any]] = {"trying_from": TRYING_FROM, "rest_min": REST_SECONDS_MIN, "rest_max": REST_SECONDS_MAX}
+
+
 async def record(db: Database, attempts: Sequence[Attempt]) -> dict[UUID, Recorded]:
     """Write attempts and what they make of their event deliveries, in one transaction; by attempt id, those that are written now.
 
@@ -237,8 +240,10 @@ async def record(db: Database, attempts: Sequence[Attempt]) -> dict[UUID, Record
             )
         if over := [(attempt.tenant_id, attempt.event_delivery_id) for attempt in ordered if attempt.id in recorded]:
             await ordering.let_go(tx, over)
-        late = [attempt for attempt in attempts if not attempt.ordered and attempt.id in recorded and recorded[attempt.id].ordered]
-        if others := [attempt for attempt in attempts if attempt.id not in recorded]:
+        by_now = {row.attempt_id for row in recorded.values() if row.ordered}
+        late = [attempt for attempt in attempts if by_now and not attempt.ordered and attempt.id in by_now]
+        if len(recorded) < len(attempts):
+            others = [attempt for attempt in attempts if attempt.id not in recorded]
             recorded |= {row.attempt_id: row for row in await tx.all(Recorded, _WRITTEN_BEFORE, _rows(others))}
     if late:
         await db.rerun(_let_go_late, db, late)
@@ -269,26 +274,27 @@ async def _lock_endpoints(tx: Transaction, attempts: Sequence[Attempt]) -> None:
 
 
 def _rows(attempts: Sequence[Attempt]) -> dict[str, Any]:
-    attempts = sorted(attempts, key=lambda attempt: (attempt.tenant_id, attempt.event_delivery_id))
-    outcomes = [attempt.outcome for attempt in attempts]
+    attempts = sorted(attempts, key=lambda attempt: (attempt.tenant_id, attempt.event_delivery_id.int))  # UUIDs compare slowly
+    return _BREAKER | arrays([_row(attempt) for attempt in attempts])
+
+
+def _row(attempt: Attempt) -> dict[str, Any]:
+    outcome, after = attempt.outcome, attempt.after
     return {
-        "tenant_ids": [attempt.tenant_id for attempt in attempts],
-        "ids": [attempt.event_delivery_id for attempt in attempts],
-        "endpoint_ids": [attempt.endpoint_id for attempt in attempts],
-        "fences": [attempt.fence for attempt in attempts],
-        "statuses": [attempt.after.status.value for attempt in attempts],
-        "waits": [attempt.after.wait_seconds for attempt in attempts],
-        "rests": [attempt.after.rest_seconds for attempt in attempts],
-        "attempt_ids": [attempt.id for attempt in attempts],
-        "triggers": [attempt.trigger for attempt in attempts],
-        "started": [attempt.started_at for attempt in attempts],
-        "durations": [outcome.duration_ms for outcome in outcomes],
-        "addresses": [outcome.address for outcome in outcomes],
-        "codes": [outcome.status_code for outcome in outcomes],
-        "outcomes": [outcome.kind for outcome in outcomes],
-        "errors": [outcome.error for outcome in outcomes],
-        "excerpts": [outcome.excerpt for outcome in outcomes],
-        "trying_from": TRYING_FROM,
-        "rest_min": REST_SECONDS_MIN,
-        "rest_max": REST_SECONDS_MAX,
+        "tenant_ids": attempt.tenant_id,
+        "ids": attempt.event_delivery_id,
+        "endpoint_ids": attempt.endpoint_id,
+        "fences": attempt.fence,
+        "statuses": after.status.value,
+        "waits": after.wait_seconds,
+        "rests": after.rest_seconds,
+        "attempt_ids": attempt.id,
+        "triggers": attempt.trigger,
+        "started": attempt.started_at,
+        "durations": outcome.duration_ms,
+        "addresses": outcome.address,
+        "codes": outcome.status_code,
+        "outcomes": outcome.kind,
+        "errors": outcome.error,
+        "excerpts": outcome.excerpt,
     }

@@ -74,20 +74,12 @@ class Booking:
     order: LockedOrder
     decision: Change | SecondPayment
     new_id: UUID
+    after: LockedOrder = field(init=False)
+    """The order with the status, reason and sums that it has after the decision."""
 
-    @property
-    def after(self) -> LockedOrder:
-        """The order with the status, reason and sums that it has after the decision."""
-        if isinstance(self.decision, SecondPayment):
-            return self.order
-        amount = self.verdict.amount or Decimal()
-        return replace(
-            self.order,
-            status=str(self.decision.status),
-            reason=self.decision.reason,
-            amount_paid=self.order.amount_paid + amount * self.decision.paid,
-            amount_refunded=self.order.amount_refunded + amount * self.decision.refunded,
-        )
+    def __post_init__(self) -> None:
+        """Work out what is read several times."""
+        object.__setattr__(self, "after", _after(self.order, self.verdict, self.decision))
 
     @property
     def event_types(self) -> list[str]:
@@ -96,14 +88,31 @@ class Booking:
 
     def events(self) -> list[NewEvent]:
         """The events of the ledger row: their cause is its key."""
-        after = self.after
+        order, before = self.after, self.order.status
         cause = (self.origin.source_id, self.verdict.operation_id, str(self.verdict.effect))
-        order = replace(self.order, amount_paid=after.amount_paid, amount_refunded=after.amount_refunded)
-        staged = []
+        staged: list[NewEvent] = []
         for event_type in self.event_types:
-            staged.append(outbox.order_event(order, event_type, cause, status=after.status, reason=after.reason, verdict=self.verdict))
-            order = replace(order, status=after.status, event_count=order.event_count + 1)
+            if staged:
+                order, before = replace(order, event_count=order.event_count + 1), order.status
+            staged.append(
+                outbox.order_event(
+                    order, event_type, cause, status=order.status, reason=order.reason, previous_status=before, verdict=self.verdict
+                )
+            )
         return staged
+
+
+def _after(order: LockedOrder, verdict: Confirmed, decision: Change | SecondPayment) -> LockedOrder:
+    if isinstance(decision, SecondPayment):
+        return order
+    amount = verdict.amount or Decimal()
+    return replace(
+        order,
+        status=str(decision.status),
+        reason=decision.reason,
+        amount_paid=order.amount_paid + amount * decision.paid,
+        amount_refunded=order.amount_refunded + amount * decision.refunded,
+    )
 
 
 async def booked_before(tx: Transaction, origin: Origin, verdict: Confirmed) -> Booked | None:

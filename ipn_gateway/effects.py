@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from decimal import Decimal  # noqa: TC003 - field of what is public
 from typing import TYPE_CHECKING, Any, Final, TypeGuard
 
@@ -226,7 +226,10 @@ async def _without_order(tx: Transaction, clock: Clock, origin: Origin, verdict:
     return ending.outcome
 
 
-def _found(verdict: Confirmed, outcome: DeliveryOutcome, reason: str | None = None) -> Ending:
+def _found(
+    verdict: Confirmed, outcome: DeliveryOutcome, reason: str | None = None, *, alert: str | None = None, order: LockedOrder | None = None
+) -> Ending:
+    """What was confirmed, beside what the order expected."""
     known = verdict.effect not in {Effect.UNKNOWN, Effect.INFORMATIVE}
     return Ending(
         outcome,
@@ -236,24 +239,28 @@ def _found(verdict: Confirmed, outcome: DeliveryOutcome, reason: str | None = No
         effect=str(verdict.effect) if known else None,
         amount=verdict.amount,
         currency=verdict.currency,
+        expected_amount=order.amount if order else None,
+        expected_currency=order.currency if order else None,
         answer=verdict.answer,
+        alert=alert,
         confirmed=verdict,
     )
 
 
 def _ending(origin: Origin, verdict: Confirmed, order: LockedOrder, decision: decisions.Decision) -> Ending:
-    """The outcome of the delivery that brought it, with what the order expected beside what the provider confirmed."""
+    """The end of the delivery that brought it."""
+    alert: str | None = None
+    reason: str | None = None
     match decision:
         case Change():
-            ending = _found(verdict, DeliveryOutcome.APPLIED)
+            outcome = DeliveryOutcome.APPLIED
         case SecondPayment():
-            ending = _found(verdict, DeliveryOutcome.CONFLICT, "second_payment")
+            outcome, reason = DeliveryOutcome.CONFLICT, "second_payment"
         case Nothing(outcome=DeliveryOutcome.DUPLICATE) if origin.asserted_effect in NEGATIVE and verdict.effect is Effect.PAID:
-            ending = _found(verdict, DeliveryOutcome.STALE)  # a negative whose payment is applied says nothing new
+            outcome, alert = DeliveryOutcome.STALE, decision.alert  # a negative whose payment is applied says nothing new
         case Nothing():
-            ending = _found(verdict, decision.outcome, decision.reason)
-    alert = getattr(decision, "alert", None) or origin.alerts.get(ending.outcome)
-    return replace(ending, alert=alert, expected_amount=order.amount, expected_currency=order.currency)
+            outcome, reason, alert = decision.outcome, decision.reason, decision.alert
+    return _found(verdict, outcome, reason, alert=alert or origin.alerts.get(outcome), order=order)
 
 
 def told(booking: Booking) -> EffectNotification:

@@ -41,7 +41,7 @@ AT_ONCE: Final = 0.04
 """This part of a second's sends may go at once. With `PACE` that is less than the rate in whatever second one looks at."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)  # not frozen: one for every event, and that takes twice as long to make
 class Claimed:
     """An event delivery under a lease, with all that an attempt needs. `claimed_at` is database time: the time of the attempt.
 
@@ -93,7 +93,7 @@ SELECT e.url, e.max_in_flight, e.ordered, s.paced_until, rate.pace, rate.at_once
        CASE WHEN s.failing_since <= next_rest.covers_since THEN next_rest.covers_since END AS pressing_from,
        CASE WHEN rate.pace IS NOT NULL THEN
          greatest(0, floor(rate.at_once + 1e-6 - rate.pace * greatest(0, extract(epoch FROM s.paced_until - ipn_now())::float8)))::int
-       END AS free
+       END AS free{more}
   FROM endpoints AS e
   LEFT JOIN endpoint_states AS s ON s.tenant_id = e.tenant_id AND s.endpoint_id = e.id
  CROSS JOIN LATERAL (
@@ -145,7 +145,7 @@ WITH RECURSIVE waiting AS (
 ), counted AS (
     SELECT waiting.tenant_id, waiting.endpoint_id, waiting.next_attempt_at, endpoint.failing, endpoint.ordered,
            oldest.due, oldest.in_flight, {_MOST} AS most
-      FROM waiting CROSS JOIN LATERAL ({_ENDPOINT.format(of="waiting")}) AS endpoint
+      FROM waiting CROSS JOIN LATERAL ({_ENDPOINT.format(of="waiting", more="")}) AS endpoint
      CROSS JOIN LATERAL ({_OLDEST.format(of="waiting")}) AS oldest
      WHERE waiting.next_attempt_at <= ipn_now() AND (NOT endpoint.resting OR waiting.next_trigger = 'redelivery')
 ), held AS (
@@ -168,6 +168,14 @@ SELECT placed.tenant_id, placed.endpoint_id, placed.in_flight, placed.due, place
  ORDER BY placed.place, placed.next_attempt_at LIMIT %(limit)s
 """
 
+# Looked up once for an endpoint, not for each of what is claimed of it.
+_KEYS: Final = """,
+       ARRAY(SELECT sealed.key FROM endpoint_secrets
+              CROSS JOIN LATERAL (VALUES (1, ciphertext), (2, seed_ciphertext)) AS sealed (place, key)
+              WHERE tenant_id = e.tenant_id AND endpoint_id = e.id AND sealed.key IS NOT NULL
+                AND (expires_at IS NULL OR expires_at > ipn_now())
+              ORDER BY sealed.place, created_at DESC, id DESC) AS sealed_keys"""
+
 # How an endpoint stands is read again under its lock. Only what is claimed of one with a limited rate writes its state.
 _CLAIM: Final = f"""
 WITH chosen AS (
@@ -175,13 +183,8 @@ WITH chosen AS (
              AS chosen (tenant_id, endpoint_id, share, most)
 ), picked AS MATERIALIZED (
     SELECT chosen.tenant_id, chosen.endpoint_id, due.id, event.body, endpoint.url, endpoint.ordered,
-           endpoint.pace, endpoint.at_once, endpoint.paced_until,
-           ARRAY(SELECT sealed.key FROM endpoint_secrets AS s
-                   CROSS JOIN LATERAL (VALUES (1, s.ciphertext), (2, s.seed_ciphertext)) AS sealed (place, key)
-                  WHERE s.tenant_id = chosen.tenant_id AND s.endpoint_id = chosen.endpoint_id AND sealed.key IS NOT NULL
-                    AND (s.expires_at IS NULL OR s.expires_at > ipn_now())
-                  ORDER BY sealed.place, s.created_at DESC, s.id DESC) AS sealed_keys
-      FROM chosen CROSS JOIN LATERAL ({_ENDPOINT.format(of="chosen")}) AS endpoint
+           endpoint.pace, endpoint.at_once, endpoint.paced_until, endpoint.sealed_keys
+      FROM chosen CROSS JOIN LATERAL ({_ENDPOINT.format(of="chosen", more=_KEYS)}) AS endpoint
      CROSS JOIN LATERAL ({_OLDEST.format(of="chosen")}) AS oldest
      CROSS JOIN LATERAL (
         SELECT first.id, first.event_id FROM (

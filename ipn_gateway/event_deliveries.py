@@ -20,7 +20,7 @@ from ipn_gateway.states import EventDeliveryStatus, Trigger
 from ipn_gateway.transport import DeliveryRequest, Outcome
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Sequence
 
     from ipn_gateway.db import Database
     from ipn_gateway.settings import Settings
@@ -30,6 +30,9 @@ if TYPE_CHECKING:
 
 SLOTS: Final = 2 * IN_FLIGHT_PER_TENANT
 """Attempts at once in this process: waiting for an endpoint is cheap, and no tenant holds more than half."""
+
+STARTED_A_TURN: Final = 32
+"""So many attempts begin in one turn of the event loop, which takes some milliseconds. With fewer the sets that are recorded get small."""
 
 KEYS_KEPT: Final = 2048
 """Signing secrets and private keys that a dispatcher keeps unsealed."""
@@ -66,7 +69,7 @@ class Dispatcher:
         self._sending: dict[Claimed, asyncio.Task[Any]] = {}
         self._held: dict[Claimed, float] = {}  # what is not recorded yet, and the time of the loop at which its lease ends, or earlier
         self._stopping = False
-        self._log = logs.get("event_deliveries").bind()
+        self._log = logs.get("event_deliveries")
 
     async def run_once(self) -> int:
         """Claim what is due, no more than slots are free, and start each in a slot; how many. Waits for none of them."""
@@ -77,14 +80,26 @@ class Dispatcher:
         held = [delivery.id for delivery, ends_by in self._held.items() if ends_by - now < lease_seconds / 2]
         async with self._db.transaction("event_deliveries.claim") as tx:
             claimed = await claim(tx, limit=limit, lease_seconds=lease_seconds, held=held)
-        if self._stopping:
-            await give_back(self._db, claimed)
-            return 0
-        for delivery in claimed:
-            self._held[delivery] = now + lease_seconds
-            self._sending[delivery] = self._slots.start(self._send_and_record(delivery), name="event_delivery")
+        self._held.update(dict.fromkeys(claimed, now + lease_seconds))
         self._wake_when_free(claimed)
+        return await self._start(claimed)
+
+    async def _start(self, claimed: Sequence[Claimed]) -> int:
+        """A few in each turn of the loop: signing and writing hundreds at once would hold up the answers to all others."""
+        for begun in range(0, len(claimed), STARTED_A_TURN):
+            if begun:
+                await asyncio.sleep(0)
+            if self._stopping:
+                await self._give_back(claimed[begun:])
+                return begun
+            for delivery in claimed[begun : begun + STARTED_A_TURN]:
+                self._sending[delivery] = self._slots.start(self._send_and_record(delivery), name="event_delivery")
         return len(claimed)
+
+    async def _give_back(self, unsent: Sequence[Claimed]) -> None:
+        for delivery in unsent:
+            self._held.pop(delivery, None)
+        await give_back(self._db, unsent)
 
     def _wake_when_free(self, claimed: Iterable[Claimed]) -> None:
         """A hint and nothing more: the poll comes to it too."""
@@ -101,7 +116,7 @@ class Dispatcher:
         for task in unsent.values():
             task.cancel()
         await self._slots.drained()  # what was sent is recorded
-        await give_back(self._db, list(unsent))
+        await self._give_back(list(unsent))
 
     async def _send_and_record(self, delivery: Claimed) -> None:
         """What goes wrong in here is logged by the slot and left to the lease."""

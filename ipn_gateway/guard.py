@@ -1,8 +1,7 @@
-"""How connections out are made: the resolver with the guard in it, and one client per policy.
+"""How connections out are made, and used for a request: the resolver with the guard in it, the connector behind it, its connections.
 
-A client follows no redirect, keeps no cookie, unpacks nothing, reads no proxy from the environment and verifies TLS always. One for
-providers repeats nothing by itself. One for endpoints sends the same bytes once more, on a fresh connection, where a kept one turns out to
-have ended: a receiver may end an idle connection whenever it likes (RFC 9112, 9.3.1), and it knows an event again by its `webhook-id`.
+The two clients that stand on it are in `posting` and `asking`. Nothing here follows a redirect, keeps a cookie, unpacks an answer, reads
+a proxy from the environment or sends anything again; TLS is verified always.
 
 Each policy has a connector of its own, because a kept connection is used again without asking the resolver: what one policy opened the
 other must not get.
@@ -11,32 +10,29 @@ other must not get.
 from __future__ import annotations
 
 import asyncio
-import logging
 import math
 import socket
 import ssl
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import cache, partial
 from http import HTTPStatus
-from http.cookiejar import CookieJar, DefaultCookiePolicy
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
 import aiohttp
 import certifi
-import httpx
 from aiohttp.abc import AbstractResolver, ResolveResult
 from aiohttp.client_proto import ResponseHandler
 from aiohttp.http import HttpProcessingError
-from httpx_aiohttp import AiohttpTransport
 
 from ipn_gateway import __version__
 from ipn_gateway.addresses import AddressBlocked, is_allowed, is_localhost, is_loopback
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from aiohttp import StreamReader
     from aiohttp.client_reqrep import ConnectionKey
@@ -77,12 +73,12 @@ noted: ContextVar[Seen | None] = ContextVar("noted", default=None)
 """Where it is noted, if somebody wants to know."""
 
 
-class Broken(aiohttp.ClientConnectionError):
-    """The connection broke after it was made; the request may have been received."""
-
-
 class TooLate(Exception):
     """What was to be sent may not be sent any more; nothing was."""
+
+
+class NotHttp(aiohttp.ClientError):
+    """What came is no answer."""
 
 
 class Garbled(aiohttp.ClientError):
@@ -159,60 +155,84 @@ class Guard(AbstractResolver):
         """The resolver behind is its owner's to close."""
 
 
-peer_addresses: ContextVar[list[str]] = ContextVar("peer")
-"""Where a response notes whom it is connected to; read also when no answer comes."""
-
-
-class _Response(aiohttp.ClientResponse):
-    async def start(self, connection: Connection) -> aiohttp.ClientResponse:
-        peer = connection.transport.get_extra_info("peername") if connection.transport else None
-        if peer and (peers := peer_addresses.get(None)) is not None:
-            peers.append(peer[0])
-        if connection.transport and (seen := noted.get()):
-            seen.connected_at = asyncio.get_running_loop().time()
-            if tls := connection.transport.get_extra_info("ssl_object"):
-                seen.tls_version = tls.version()
-                seen.certificate_ends = (tls.getpeercert() or {}).get("notAfter")
-        return await super().start(connection)
-
-
 _END_OF_HEAD: Final = b"\r\n\r\n"
 
-send_before: ContextVar[float] = ContextVar("send_before", default=math.inf)
-"""The time of the loop from which on a request must not leave any more, however long its connection took, or its process was frozen."""
-
-_used: ContextVar[_Protocol | None] = ContextVar("used", default=None)
 _fresh: ContextVar[bool] = ContextVar("fresh", default=False)
 
 
-class _Request(aiohttp.ClientRequest):
-    async def send(self, conn: Connection) -> aiohttp.ClientResponse:
-        if asyncio.get_running_loop().time() >= send_before.get():
-            raise TooLate
-        return await super().send(conn)
+@contextmanager
+def fresh() -> Iterator[None]:
+    """Within it a connector gives out no connection that it has kept."""
+    token = _fresh.set(True)
+    try:
+        yield
+    finally:
+        _fresh.reset(token)
 
 
-class _Protocol(ResponseHandler):
+def is_interim(status: int) -> bool:
+    """Whether an answer is still to come (1xx, RFC 9110, 15.2); who switches protocols has answered."""
+    return status // 100 == 1 and status != HTTPStatus.SWITCHING_PROTOCOLS
+
+
+class Protocol(ResponseHandler):
     """One connection, which takes one answer for each request. Who says more, or never comes to the point, is hung up on.
 
     aiohttp itself would read interim answers without end. And what came unasked, however long before, it would take for the answer to the
     next request: an event that is refused would count as delivered.
     """
 
+    address: str | None = None
+    """Of whom it is connected to."""
+
     _is_due = False
     _head_bytes = 0
     _requests = 0
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """It is connected, and where there is TLS, that is agreed on."""
+        super().connection_made(transport)
+        peer = transport.get_extra_info("peername")
+        self.address = peer[0] if peer else None
+
+    def note(self, seen: Seen) -> None:
+        """Write down how it is connected."""
+        seen.connected_at = asyncio.get_running_loop().time()
+        if self.transport is not None and (tls := self.transport.get_extra_info("ssl_object")):
+            seen.tls_version = tls.version()
+            seen.certificate_ends = (tls.getpeercert() or {}).get("notAfter")
 
     @property
     def was_kept_in_vain(self) -> bool:
         """Whether it had served a request before, and gave not one byte of an answer to this one."""
         return self._requests > 1 and self._head_bytes == 0
 
+    def send(self, data: bytes, *, before: float = math.inf) -> None:
+        """Send a request, all at once: what is not taken at once waits in memory, where it was anyway, and its answer is read meanwhile.
+
+        Raises `TooLate` at the loop's time `before` or after it, however long the connection took, or the process was frozen.
+        """
+        if asyncio.get_running_loop().time() >= before:
+            raise TooLate
+        self.set_response_params(read_until_eof=True, auto_decompress=False)
+        if self.transport is None or self.transport.is_closing():
+            raise aiohttp.ClientConnectionResetError("the connection ended before the request")
+        self.transport.write(data)
+
+    async def answer(self) -> tuple[RawResponseMessage, StreamReader]:
+        """The head of the answer, behind interim ones, and what follows it. Raises `NotHttp`, and whatever broke the connection."""
+        try:
+            message, content = await self.read()
+            while is_interim(message.code):
+                message, content = await self.read()
+        except HttpProcessingError as error:
+            raise NotHttp from error
+        return message, content
+
     def set_response_params(self, **given: Any) -> None:
         """A request is about to be sent."""
         self._is_due, self._head_bytes = True, 0
         self._requests += 1
-        _used.set(self)
         super().set_response_params(**given)
 
     def data_received(self, data: bytes) -> None:
@@ -234,8 +254,7 @@ class _Protocol(ResponseHandler):
         if not self._is_due:
             self._hang_up("more answers than requests")
             return
-        status = data[0].code
-        self._is_due = status // 100 == 1 and status != HTTPStatus.SWITCHING_PROTOCOLS
+        self._is_due = is_interim(data[0].code)
         super().feed_data(data, size)
 
     def _hang_up(self, why: str) -> None:
@@ -244,12 +263,12 @@ class _Protocol(ResponseHandler):
             self.transport.close()
 
 
-class _Connector(aiohttp.TCPConnector):
+class Connector(aiohttp.TCPConnector):
     """Any number of connections, since slots limit what is in flight; no name is remembered."""
 
     def __init__(self, tls: ssl.SSLContext, guard: Guard) -> None:
         super().__init__(resolver=guard, use_dns_cache=False, ssl=tls, limit=0)
-        protocol: type[ResponseHandler] = _Protocol
+        protocol: type[ResponseHandler] = Protocol
         self._factory = partial(protocol, loop=self._loop)
 
     async def _get(self, key: ConnectionKey, traces: list[Trace]) -> Connection | None:
@@ -257,58 +276,23 @@ class _Connector(aiohttp.TCPConnector):
         return None if _fresh.get() else await super()._get(key, traces)
 
 
-async def _never_repeat(request: aiohttp.ClientRequest, handler: aiohttp.ClientHandlerType) -> aiohttp.ClientResponse:
-    """A GET is sent once more by aiohttp when the connection breaks, even if the first was received; some providers refund by GET."""
-    try:
-        return await handler(request)
-    except aiohttp.ClientConnectorError:
-        raise
-    except (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError) as error:
-        raise Broken from error
+def give_back(connection: Connection) -> None:
+    """To be used again, unless a rest is left: of the answer, or of the request, whose answer then came before it was read."""
+    if _is_unsent(connection):
+        end(connection)
+    else:
+        connection.release()
 
 
-async def _repeat_on_a_fresh_connection(request: aiohttp.ClientRequest, handler: aiohttp.ClientHandlerType) -> aiohttp.ClientResponse:
-    """Once, within the same deadline, where a kept connection ended or was reset before the first byte of an answer."""
-    _used.set(None)
-    try:
-        return await handler(request)
-    except (aiohttp.ClientConnectorError, TimeoutError):
-        raise
-    except aiohttp.ClientConnectionError:
-        if (used := _used.get()) is None or not used.was_kept_in_vain:
-            raise
-    token = _fresh.set(True)
-    try:
-        return await handler(request)
-    finally:
-        _fresh.reset(token)
+def end(connection: Connection) -> None:
+    """What was not sent yet is not sent any more."""
+    if connection.transport is not None and _is_unsent(connection):
+        connection.transport.abort()
+    connection.close()
 
 
-def delivery_session(tls: ssl.SSLContext, guard: Guard, *, repeats: bool = True) -> aiohttp.ClientSession:  # noqa: TID251 - its home
-    """A client for endpoints; without `repeats` whatever is sent is sent at most once."""
-    return aiohttp.ClientSession(  # noqa: TID251 - its home
-        connector=_Connector(tls, guard),
-        cookie_jar=aiohttp.DummyCookieJar(),
-        headers=HEADERS,
-        auto_decompress=False,
-        trust_env=False,
-        request_class=_Request,
-        response_class=_Response,
-        middlewares=(_repeat_on_a_fresh_connection, _never_repeat) if repeats else (_never_repeat,),
-    )
-
-
-def provider_client(tls: ssl.SSLContext, guard: Guard) -> httpx.AsyncClient:  # noqa: TID251 - its home
-    """A client for providers: httpx's API over a session like the above. Its total deadline is the caller's."""
-    logging.getLogger("httpx").addFilter(_without_query)
-    return httpx.AsyncClient(  # noqa: TID251 - its home
-        transport=AiohttpTransport(verify=tls, client=delivery_session(tls, guard, repeats=False)),
-        headers=HEADERS,
-        cookies=CookieJar(DefaultCookiePolicy(allowed_domains=())),
-        timeout=httpx.Timeout(None, connect=CONNECT_TIMEOUT_SECONDS, pool=CONNECT_TIMEOUT_SECONDS),
-        follow_redirects=False,
-        trust_env=False,
-    )
+def _is_unsent(connection: Connection) -> bool:
+    return connection.transport is not None and connection.transport.get_write_buffer_size() > 0
 
 
 @cache
@@ -321,10 +305,3 @@ def trusted() -> ssl.SSLContext:
     context.load_verify_locations(certifi.where())
     context.set_alpn_protocols(["http/1.1"])
     return context
-
-
-def _without_query(record: logging.LogRecord) -> bool:
-    """The URL of each request is logged by httpx; ours carry credentials in the query."""
-    if isinstance(record.args, tuple):
-        record.args = tuple(part.copy_with(query=None) if isinstance(part, httpx.URL) else part for part in record.args)
-    return True

@@ -127,7 +127,7 @@ async def _run(chosen: "Settings", listener: "Listener", subscription: _Subscrip
     with signals.handled():
         async with AsyncExitStack() as stack:
             if listener.forward_to:
-                listener.session = await stack.enter_async_context(listening.session())
+                listener.poster = await stack.enter_async_context(listening.poster())
             try:
                 address = await stack.enter_async_context(served(listener.app(), host=host, port=port))
             except OSError as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -15,7 +16,8 @@ from starlette.routing import Route
 from ipn_gateway import receiver
 from ipn_gateway.clock import Clock
 from ipn_gateway.errors import GatewayError
-from ipn_gateway.guard import Guard, SystemResolver, delivery_session, trusted
+from ipn_gateway.guard import CONNECT_TIMEOUT_SECONDS, HEADERS, Guard, SystemResolver, trusted
+from ipn_gateway.posting import Exchange, Poster
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Mapping, Sequence
@@ -47,7 +49,7 @@ class Listener:
     say: Callable[[dict[str, Any]], None]
     clock: Clock = field(default_factory=Clock)
     forward_to: str | None = None
-    session: aiohttp.ClientSession | None = None  # noqa: TID251 - guard.py makes it
+    poster: Poster | None = None
 
     async def take(self, headers: Mapping[str, str], body: bytes) -> Answer:
         """One webhook: what is not genuine is refused (401) and not handed on; what is handed on is answered as it is there."""
@@ -65,16 +67,17 @@ class Listener:
 
     async def _handed_on(self, headers: Mapping[str, str], body: bytes) -> Answer:
         """A service that cannot be reached is a 502: the gateway tries again."""
-        if self.forward_to is None or self.session is None:
+        if self.forward_to is None or self.poster is None:
             return Answer(200)
-        kept = {name: headers[name] for name in _HANDED_ON if name in headers}
-        limits = aiohttp.ClientTimeout(total=FORWARD_SECONDS)
+        kept = {"user-agent": HEADERS["User-Agent"]} | {name: headers[name] for name in _HANDED_ON if name in headers}
+        over, exchange = asyncio.get_running_loop().time() + FORWARD_SECONDS, Exchange()
         try:
-            async with self.session.post(self.forward_to, data=body, headers=kept, timeout=limits, allow_redirects=False) as answered:
-                back = {name: answered.headers[name] for name in _HANDED_BACK if name in answered.headers}
-                return Answer(answered.status, await answered.content.read(BODY_BYTES_MAX), back)
+            async with asyncio.timeout_at(over):
+                await self.poster.post(self.forward_to, kept, body, exchange, before=over, body_bytes_max=BODY_BYTES_MAX)
         except (aiohttp.ClientError, TimeoutError, GatewayError) as error:
             return Answer(502, f"{self.forward_to} did not answer: {type(error).__name__}".encode())
+        back = {name: values[-1] for name in _HANDED_BACK if (values := exchange.values(name))}
+        return Answer(exchange.status or 502, bytes(exchange.body), back)
 
     def app(self) -> Starlette:
         """The listener as an application; every path is the same to it."""
@@ -115,11 +118,13 @@ def _printable(text: str) -> str:
 
 
 @asynccontextmanager
-async def session() -> AsyncIterator[aiohttp.ClientSession]:  # noqa: TID251 - guard.py makes it
+async def poster() -> AsyncIterator[Poster]:
     """The way on: this machine and public addresses, nothing in between."""
     resolver = SystemResolver()
+    limits = aiohttp.ClientTimeout(connect=CONNECT_TIMEOUT_SECONDS, sock_connect=CONNECT_TIMEOUT_SECONDS)
+    headers = {"Accept": "*/*", "Accept-Encoding": "identity"}
     try:
-        async with delivery_session(trusted(), Guard(resolver, allow_loopback=True)) as opened:
+        async with Poster(trusted(), Guard(resolver, allow_loopback=True), headers, limits) as opened:
             yield opened
     finally:
         await resolver.close()

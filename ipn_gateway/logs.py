@@ -9,12 +9,14 @@ import logging
 import re
 import sys
 from collections import Counter
-from typing import TYPE_CHECKING, Any
+from functools import cache
+from json import JSONEncoder
+from typing import TYPE_CHECKING, Any, Final
 
 import structlog
 
 if TYPE_CHECKING:
-    from collections.abc import MutableMapping
+    from collections.abc import Callable, MutableMapping
 
 _SECRETS = re.compile(r"(?i)(store_passwd|password|passwd|secret|authorization|api_key)(=|%3D|\"?: ?\"?)[^&\s\"',)]+")
 _KEYS = re.compile(r"\b(?:wh(?:sec|sk)_[A-Za-z0-9+/=_-]+|ipn_[A-Za-z0-9_-]{40,})")
@@ -28,18 +30,38 @@ def redact(text: str) -> str:
 
     The patterns are only tried on a text that has what each of their matches has: most have neither, and searching takes long.
     """
-    if "=" in text or ":" in text or "%3" in text:
+    if _may_hold_a_pair(text):
         text = _SECRETS.sub(r"\1\2[redacted]", text)
-    if "whs" in text or "ipn_" in text:
+    if _may_hold_a_key(text):
         text = _KEYS.sub("[redacted]", text)
     return text
 
 
+def _may_hold_a_pair(text: str) -> bool:
+    return "=" in text or ":" in text or "%3" in text
+
+
+def _may_hold_a_key(text: str) -> bool:
+    return "whs" in text or "ipn_" in text
+
+
 def _redact_event(_: Any, __: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
-    for name, value in event.items():
-        if isinstance(value, str):
-            event[name] = redact(value)
-    return event
+    texts = "\n".join([value for value in event.values() if isinstance(value, str)])  # one look at all of them is mostly enough
+    if not _may_hold_a_pair(texts) and not _may_hold_a_key(texts):
+        return event
+    return {name: redact(value) if isinstance(value, str) else value for name, value in event.items()}
+
+
+_stamp = structlog.processors.TimeStamper(fmt="iso", utc=True)
+_encode = JSONEncoder(default=repr).encode
+
+
+def _json_line(_: Any, level: str, event: MutableMapping[str, Any]) -> str:
+    """All that is done to an event that is logged as JSON. The order of its fields is that of the line."""
+    event = structlog.processors.add_log_level(None, level, event)
+    if "exc_info" in event:
+        event = structlog.processors.format_exc_info(None, level, event)
+    return _encode(_stamp(None, level, _redact_event(None, level, event)))
 
 
 class _RedactFilter(logging.Filter):
@@ -59,24 +81,85 @@ def configure(*, level: str = "INFO", json: bool | None = None) -> None:
     for noisy in ("httpx", "aiohttp.access", "uvicorn.access", "alembic", "psycopg.pool"):
         logging.getLogger(noisy).setLevel(logging.WARNING)
     logging.getLogger("psycopg.pool").setLevel(logging.ERROR)  # a database that is away is told by what fails for it
-    render: Any = structlog.processors.JSONRenderer() if as_json else structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty())
+    for_people: list[Any] = [
+        structlog.processors.add_log_level,
+        structlog.processors.format_exc_info,
+        _redact_event,
+        _stamp,
+        structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty()),
+    ]
     structlog.configure(
-        processors=[
-            structlog.processors.add_log_level,
-            structlog.processors.format_exc_info,
-            _redact_event,
-            structlog.processors.TimeStamper(fmt="iso", utc=True),
-            render,
-        ],
+        processors=[_json_line] if as_json else for_people,
         wrapper_class=structlog.make_filtering_bound_logger(logging.getLevelNamesMapping()[level]),
         logger_factory=structlog.WriteLoggerFactory(file=sys.stderr),
         cache_logger_on_first_use=False,
     )
+    if as_json:
+        _lines.configured(logging.getLevelNamesMapping()[level])
 
 
-def get(name: str) -> Any:
-    """The logger of a module; takes an event name and plain values."""
-    return structlog.get_logger(component=name)
+_LEVELS: Final = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
+
+
+class _Lines:
+    """Where lines go at once, past structlog's loggers, while nobody has configured structlog otherwise than `configure` did for JSON."""
+
+    def __init__(self) -> None:
+        self._config: dict[str, Any] = {}
+        self._levels: frozenset[str] = frozenset()
+        self._write: Callable[[str], None] = print
+
+    def configured(self, level: int) -> None:
+        """By `configure`, for lines of at least this level."""
+        config = structlog.get_config()
+        self._config = config | {"processors": list(config["processors"])}  # a copy: structlog's way to capture lines changes the list
+        self._levels = frozenset(name for name, number in _LEVELS.items() if number >= level)
+        self._write = structlog.WriteLogger(sys.stderr).msg
+
+    def log(self, component: str, level: str, event: str, values: dict[str, Any]) -> None:
+        """One line, or none below the level."""
+        if structlog.get_config() != self._config:
+            getattr(structlog.get_logger(component=component), level)(event, **values)
+        elif level in self._levels:
+            self._write(_json_line(None, level, {"component": component, **values, "event": event}))
+
+
+_lines = _Lines()
+
+
+class Logger:
+    """Takes the name of an event and plain values: a line of its component."""
+
+    __slots__ = ("_component",)
+
+    def __init__(self, component: str) -> None:
+        self._component = component
+
+    def debug(self, event: str, **values: Any) -> None:
+        """For who looks for a fault."""
+        _lines.log(self._component, "debug", event, values)
+
+    def info(self, event: str, **values: Any) -> None:
+        """What was done."""
+        _lines.log(self._component, "info", event, values)
+
+    def warning(self, event: str, **values: Any) -> None:
+        """What somebody should know of."""
+        _lines.log(self._component, "warning", event, values)
+
+    def error(self, event: str, **values: Any) -> None:
+        """What should not have happened."""
+        _lines.log(self._component, "error", event, values)
+
+    def exception(self, event: str, **values: Any) -> None:
+        """An error, with the exception that is being handled."""
+        _lines.log(self._component, "error", event, {"exc_info": True, **values})
+
+
+@cache
+def get(name: str) -> Logger:
+    """The logger of a module."""
+    return Logger(name)
 
 
 def count(name: str, by: int = 1) -> None:

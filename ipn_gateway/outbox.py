@@ -105,13 +105,17 @@ def order_event(
     *,
     status: str,
     reason: str | None,
+    previous_status: str | None = None,
     verdict: Named | None = None,
 ) -> NewEvent:
-    """The event of a change of a locked order, whose sums are those after it; `verdict` is what the provider confirmed."""
+    """The event of a change of a locked order, whose sums are those after it; `verdict` is what the provider confirmed.
+
+    Without `previous_status` it is that of `order`.
+    """
     data = events.OrderData(
         order_id=order.order_id,
         status=status,
-        previous_status=order.status,
+        previous_status=previous_status or order.status,
         reason=reason,
         amount=money.show(order.amount, order.currency),
         currency=order.currency,

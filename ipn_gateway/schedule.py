@@ -70,6 +70,6 @@ def _wait_in(part: str, now: datetime) -> float | None:
     try:
         date = parsedate_to_datetime(part) if not _is_numbers(part) else None
         aware = date and (date if date.tzinfo else date.replace(tzinfo=UTC))  # the asctime form names no zone and means UTC
-        return min(max((aware - now).total_seconds(), 0.0), HINT_MAX_SECONDS) if aware else None
+        return min(max((aware - now).total_seconds(), 0.0), float(HINT_MAX_SECONDS)) if aware else None
     except (ValueError, OverflowError):
         return None

@@ -9,28 +9,26 @@ import asyncio
 import contextlib
 import errno
 import math
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from http import HTTPStatus
-from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Final, Literal, Self
+from typing import TYPE_CHECKING, Final, Literal, Self
 
 import aiohttp
 import httpx
 
 from ipn_gateway.addresses import AddressBlocked, refusal
+from ipn_gateway.asking import Question, provider_client
 from ipn_gateway.guard import (
     CONNECT_TIMEOUT_SECONDS,
+    HEADERS,
     Guard,
     SystemResolver,
     TooLate,
-    delivery_session,
     noted,
-    peer_addresses,
-    provider_client,
-    send_before,
     trusted,
 )
+from ipn_gateway.posting import Exchange, Poster
 from ipn_gateway.providers.base import Answer, Ask, NoAnswer
 from ipn_gateway.schedule import parse_retry_after
 
@@ -57,7 +55,8 @@ URLS_KEPT: Final = 2048
 ANSWER_BYTES_MAX: Final = 1024 * 1024
 """How much of a provider's answer is read; a longer one is no answer."""
 
-_FORM: Final = MappingProxyType({"Content-Type": "application/x-www-form-urlencoded"})
+SUCCESS: Final = range(HTTPStatus.OK, HTTPStatus.MULTIPLE_CHOICES)
+"""What says that an event was taken."""
 
 Kind = Literal["delivered", "refused", "timeout", "connect_failed", "tls_failed", "disconnected", "protocol_error", "blocked"]
 
@@ -86,7 +85,7 @@ FAILURES: Final[tuple[tuple[type[Exception], Kind, str], ...]] = (
 )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # not frozen: one for every event, and that takes twice as long to make
 class DeliveryRequest:
     """One attempt: the bytes and headers to post. `sent_at` is database time; a date in `Retry-After` is read against it.
 
@@ -100,7 +99,7 @@ class DeliveryRequest:
     ends_by: float = math.inf
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Outcome:
     """What became of one attempt; `delivered` is any 2xx, and nothing else is.
 
@@ -120,9 +119,9 @@ class Outcome:
 class Transport:
     """Opened once per process. `assert_no_transaction` raises where this task holds a transaction: that is a bug, never an outcome."""
 
-    _deliveries: aiohttp.ClientSession  # noqa: TID251 - guard.py makes it
-    _new_session: Callable[[], aiohttp.ClientSession]  # noqa: TID251 - guard.py makes it
-    _questions: httpx.AsyncClient  # noqa: TID251 - guard.py makes it
+    _deliveries: Poster
+    _new_poster: Callable[[], Poster]
+    _questions: httpx.AsyncClient  # noqa: TID251 - asking.py makes it
 
     def __init__(
         self,
@@ -141,17 +140,16 @@ class Transport:
         self._tls = tls
         self._closing = contextlib.AsyncExitStack()
         self._refusal = lru_cache(URLS_KEPT)(partial(refusal, allow_loopback=settings.allow_loopback_endpoints))
-        self._limits = aiohttp.ClientTimeout(
-            total=settings.delivery_timeout_seconds, connect=CONNECT_TIMEOUT_SECONDS, sock_connect=CONNECT_TIMEOUT_SECONDS
-        )
+        self._limits = aiohttp.ClientTimeout(connect=CONNECT_TIMEOUT_SECONDS, sock_connect=CONNECT_TIMEOUT_SECONDS, ceil_threshold=math.inf)
 
     async def open(self) -> None:
         """Make both clients; call inside the event loop that will use them."""
         tls = await asyncio.to_thread(trusted) if self._tls is None else self._tls
         resolver = self._resolver or SystemResolver()
         self._closing.push_async_callback(resolver.close)
-        self._new_session = partial(delivery_session, tls, Guard(resolver, allow_loopback=self._settings.allow_loopback_endpoints))
-        self._deliveries = self._new_session()
+        guard = Guard(resolver, allow_loopback=self._settings.allow_loopback_endpoints)
+        self._new_poster = partial(Poster, tls, guard, HEADERS | {"Accept": "*/*"}, self._limits)
+        self._deliveries = self._new_poster()
         self._closing.push_async_callback(self._deliveries.close)
         self._questions = provider_client(tls, Guard(resolver, allow_loopback=True))
         self._closing.push_async_callback(self._questions.aclose)
@@ -183,42 +181,34 @@ class Transport:
         over = started + self._settings.delivery_timeout_seconds
         if over > request.ends_by:
             raise TooLate
-        peer: list[str] = []
-        token, limit = peer_addresses.set(peer), send_before.set(over)
+        exchange, failure = Exchange(), None
         try:
-            outcome = await (self._post(self._deliveries, request) if seen is None else self._watched(seen, request))
+            async with asyncio.timeout_at(over):
+                await (
+                    self._post(self._deliveries, request, exchange, over) if seen is None else self._watched(seen, request, exchange, over)
+                )
         except (AddressBlocked, aiohttp.ClientError, TimeoutError) as error:
-            kind, code = failure_of(error)
-            outcome = Outcome(kind, error=code)
-        finally:
-            peer_addresses.reset(token)
-            send_before.reset(limit)
-        outcome = replace(outcome, address=peer[-1] if peer else None, duration_ms=round((loop.time() - started) * 1000))
+            failure = error
+        outcome = _outcome(request, exchange, failure, duration_ms=round((loop.time() - started) * 1000))
         await self._faults.at("transport.send:after")
         return outcome
 
-    async def _watched(self, seen: Seen, request: DeliveryRequest) -> Outcome:
+    async def _watched(self, seen: Seen, request: DeliveryRequest, exchange: Exchange, over: float) -> None:
         loop, token = asyncio.get_running_loop(), noted.set(seen)
         seen.began_at = loop.time()
         try:
-            async with self._new_session() as own:
+            async with self._new_poster() as own:
                 try:
-                    return await self._post(own, request)
+                    await self._post(own, request, exchange, over)
                 finally:
                     seen.ended_at = loop.time()
         finally:
             noted.reset(token)
 
-    async def _post(self, session: aiohttp.ClientSession, request: DeliveryRequest) -> Outcome:  # noqa: TID251 - guard.py makes it
+    async def _post(self, poster: Poster, request: DeliveryRequest, exchange: Exchange, over: float) -> None:
         if self._refusal(request.url):
-            return Outcome("blocked", error="url_not_allowed")
-        options: Any = {"headers": request.headers, "timeout": self._limits, "allow_redirects": False}
-        async with session.post(request.url, data=request.body, **options) as response:
-            excerpt = await _excerpt(response)
-            if HTTPStatus.OK <= response.status < HTTPStatus.MULTIPLE_CHOICES:
-                return Outcome("delivered", response.status, excerpt=excerpt)
-            wait = parse_retry_after(response.headers.getall("Retry-After", ()), request.sent_at)
-            return Outcome("refused", response.status, excerpt=excerpt, retry_after_seconds=wait)
+            raise aiohttp.InvalidURL(request.url)
+        await poster.post(request.url, request.headers, request.body, exchange, before=over, body_bytes_max=RECEIVED_BYTES_MAX)
 
     def ask_for(self, *, timeout_seconds: float) -> Ask:
         """The way to a provider that an adapter is given for one verdict.
@@ -257,39 +247,39 @@ class Transport:
         await self._faults.at("transport.ask:before")
         try:
             async with asyncio.timeout(timeout_seconds):
-                answer = await self._asked(self._question(method, url, params, form, headers))
+                answer = await self._asked(method, url, params, form, headers)
         except (AddressBlocked, httpx.HTTPError, httpx.InvalidURL, aiohttp.ClientError, TimeoutError, UnicodeError) as error:
-            origin = error.__cause__ if isinstance(error.__cause__, aiohttp.ClientError) else error
-            kind, _ = failure_of(origin)
+            kind, _ = failure_of(error)
             answer = NoAnswer(kind, sent=kind not in NEVER_CONNECTED)
         await self._faults.at("transport.ask:after")
         return answer
 
-    def _question(
+    async def _asked(
         self,
         method: str,
         url: str,
         params: Mapping[str, str] | None,
         form: Mapping[str, str] | bytes | None,
         headers: Mapping[str, str] | None,
-    ) -> httpx.Request:
-        if isinstance(form, bytes):
-            typed = httpx.Headers(_FORM)
-            typed.update(headers)
-            return self._questions.build_request(method, url, params=params or None, content=form, headers=typed)
-        return self._questions.build_request(method, url, params=params or None, data=form, headers=headers)
-
-    async def _asked(self, request: httpx.Request) -> Answer | NoAnswer:
-        if refusal(str(request.url), allow_loopback=True, any_port=True):
+    ) -> Answer | NoAnswer:
+        if (address := _vetted(url)) is None:
             return NoAnswer("blocked", sent=False)
-        response = await self._questions.send(request, stream=True)
+        response = await self._questions.send(Question(method, address, params, form, headers))
+        assert isinstance(response.stream, httpx.AsyncByteStream)  # noqa: S101 - our transport's, or a test's
         try:
-            return await _answer(response)
+            return await _answer(response, response.stream)
         finally:
-            await response.aclose()
+            await response.stream.aclose()
 
 
-def failure_of(error: BaseException) -> tuple[Kind, str]:
+@lru_cache(URLS_KEPT)
+def _vetted(url: str) -> httpx.URL | None:
+    """The URL as httpx reads it, None when it may not be called. The query that a question adds leads nowhere else."""
+    address = httpx.URL(url)
+    return None if refusal(str(address), allow_loopback=True, any_port=True) else address
+
+
+def failure_of(error: BaseException | None) -> tuple[Kind, str]:
     """The outcome that a failure means, and its error: a code, and the system's own word where there is one."""
     kind, code = next(((kind, code) for failure, kind, code in FAILURES if isinstance(error, failure)), ("protocol_error", "unknown"))
     inner = getattr(error, "certificate_error", None) or getattr(error, "os_error", None)
@@ -299,20 +289,24 @@ def failure_of(error: BaseException) -> tuple[Kind, str]:
     return kind, f"{code}: {word}"[:200] if word else code
 
 
-async def _excerpt(response: aiohttp.ClientResponse) -> str:
-    """The head of an answer, of which at most `RECEIVED_BYTES_MAX` are read: a rest that is left closes the connection."""
-    head = bytearray()
-    with contextlib.suppress(aiohttp.ClientError, OSError):  # TimeoutError is an OSError
-        while len(head) < RECEIVED_BYTES_MAX and (chunk := await response.content.read(RECEIVED_BYTES_MAX - len(head))):
-            head += chunk
-    return head[:EXCERPT_BYTES].decode(errors="replace").replace("\0", "\N{REPLACEMENT CHARACTER}")
+def _outcome(request: DeliveryRequest, exchange: Exchange, failure: Exception | None, *, duration_ms: int) -> Outcome:
+    """The status line decides: what failed after it changes nothing."""
+    if (status := exchange.status) is None:
+        kind, code = failure_of(failure)
+        return Outcome(kind, error=code, address=exchange.address, duration_ms=duration_ms)
+    excerpt = exchange.body[:EXCERPT_BYTES].decode(errors="replace").replace("\0", "\N{REPLACEMENT CHARACTER}")
+    if status in SUCCESS:
+        return Outcome("delivered", status, excerpt=excerpt, address=exchange.address, duration_ms=duration_ms)
+    wait = parse_retry_after(exchange.values("Retry-After"), request.sent_at)
+    return Outcome("refused", status, None, excerpt, exchange.address, duration_ms, wait)
 
 
-async def _answer(response: httpx.Response) -> Answer | NoAnswer:
+async def _answer(response: httpx.Response, stream: httpx.AsyncByteStream) -> Answer | NoAnswer:
+    response.headers.encoding = "latin-1"  # or httpx would look for one
     if response.headers.get("Content-Encoding", "identity").lower() != "identity":
-        return NoAnswer("encoded")  # we asked for none; what follows would unpack it without a limit
+        return NoAnswer("encoded")  # we asked for none, and nothing here unpacks it
     body = bytearray()
-    async for chunk in response.aiter_bytes():
+    async for chunk in stream:
         body += chunk
         if len(body) > ANSWER_BYTES_MAX:
             return NoAnswer("too_large")

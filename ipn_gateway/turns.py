@@ -40,13 +40,15 @@ class Turns:
         line = self._lines.get(source_id)
         if line is None:
             line = self._lines[source_id] = Line(asyncio.Semaphore(self._at_once))
-        waited = line.free.locked()
-        try:
-            async with asyncio.timeout(seconds):
-                await line.free.acquire()
-        except TimeoutError:
-            yield None
-            return
+        if waited := line.free.locked():
+            try:
+                async with asyncio.timeout(seconds):
+                    await line.free.acquire()
+            except TimeoutError:
+                yield None
+                return
+        else:
+            await line.free.acquire()  # at once
         try:
             yield None if waited and line.unanswered >= self._unanswered_max else line
         finally:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import re
+from datetime import datetime
 from decimal import Decimal
+from functools import cache
 from typing import TYPE_CHECKING, Any, Final, Never
 
 from ipn_gateway.providers.base import Answer, NoAnswer, Unknown
@@ -21,6 +23,7 @@ CODE_MAX: Final = 60
 MASK: Final = "***"
 
 _DECIMAL = re.compile(r"[0-9]{1,12}(?:\.[0-9]{1,12})?")
+_DATE_TIME = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2} [0-9]{2}:[0-9]{2}:[0-9]{2}")
 _WORD = re.compile(r"[a-z]+(?:_[a-z]+)*")
 _PUNCTUATION = ".,;:!?()[]{}<>'\"`"
 _OK = 200
@@ -36,7 +39,9 @@ def decoded(got: Answer | NoAnswer) -> dict[str, Any] | Unknown:
     if not got.body.strip():
         return Unknown("empty")
     try:
-        value = _storable(json.loads(got.body, parse_float=str, parse_constant=_refuse_constant, object_pairs_hook=_each_once))
+        written = got.body.decode(json.detect_encoding(got.body), "surrogatepass")
+        value = _DECODER.decode(written)
+        value = value if _is_storable(written) else _storable(value)
     except (ValueError, RecursionError):
         return Unknown("not_json")
     return value if isinstance(value, dict) else Unknown("not_json")
@@ -45,8 +50,9 @@ def decoded(got: Answer | NoAnswer) -> dict[str, Any] | Unknown:
 def text(answer: Mapping[str, Any], name: str) -> str:
     """A member that may come as text or number; empty when it is missing, null, of another type, or longer than `TEXT_MAX`."""
     value = answer.get(name)
-    found = str(value) if isinstance(value, str | int) else ""
-    return found if len(found) <= TEXT_MAX else ""
+    if not isinstance(value, str):
+        value = str(value) if isinstance(value, int) else ""
+    return value if len(value) <= TEXT_MAX else ""
 
 
 def plain_decimal(written: str) -> Decimal | None:
@@ -60,6 +66,13 @@ def plain_decimal(written: str) -> Decimal | None:
 def amount(answer: Mapping[str, Any], name: str) -> Decimal | None:
     """A member that is money, exactly as written; None when it is no plain decimal number."""
     return plain_decimal(text(answer, name))
+
+
+def date_time(written: str) -> datetime:
+    """`2026-01-02 03:04:05`, which says nothing of a zone. Raises ValueError where it is none."""
+    if _DATE_TIME.fullmatch(written):
+        return datetime.fromisoformat(written)
+    return datetime.strptime(written, "%Y-%m-%d %H:%M:%S")  # noqa: DTZ007 - the zone is the caller's to know; also takes `3:04:05`
 
 
 def code(prefix: str, word: str) -> str:
@@ -90,22 +103,35 @@ def reason(prefix: str, prose: str, secrets: Collection[str]) -> str:
     return found
 
 
-def is_masked(name: str, masked_fields: Collection[str]) -> bool:
-    """Whether a name is one of these, or begins with one that ends in `*`."""
-    return any(name.startswith(mask[:-1]) if mask.endswith("*") else name == mask for mask in masked_fields)
-
-
 def view(answer: Mapping[str, Any], masked_fields: Collection[str]) -> dict[str, Any]:
-    """An answer to keep: as received, with the values of `masked_fields` masked at any depth."""
-    return {name: _masked(value, masked_fields, name) for name, value in answer.items()}
+    """An answer to keep: as received, with the values of `masked_fields` masked at any depth.
+
+    A name is masked that is one of these, or begins with one that ends in `*`.
+    """
+    return _view(answer, *_masks(tuple(masked_fields)))
 
 
-def _masked(value: Any, masked_fields: Collection[str], name: str) -> Any:
-    if value and is_masked(name, masked_fields):
-        return MASK
+@cache
+def _masks(masked_fields: tuple[str, ...]) -> tuple[frozenset[str], tuple[str, ...]]:
+    """Whole names, and beginnings of names."""
+    beginnings = tuple(mask[:-1] for mask in masked_fields if mask.endswith("*"))
+    return frozenset(mask for mask in masked_fields if not mask.endswith("*")), beginnings
+
+
+def _view(answer: Mapping[str, Any], names: frozenset[str], beginnings: tuple[str, ...]) -> dict[str, Any]:
+    shown = dict(answer)
+    for name, value in answer.items():
+        if value and (name in names or name.startswith(beginnings)):
+            shown[name] = MASK
+        elif not isinstance(value, str):
+            shown[name] = _inside(value, names, beginnings)
+    return shown
+
+
+def _inside(value: Any, names: frozenset[str], beginnings: tuple[str, ...]) -> Any:
     if isinstance(value, dict):
-        return view(value, masked_fields)
-    return [_masked(item, masked_fields, name) for item in value] if isinstance(value, list) else value
+        return _view(value, names, beginnings)
+    return [_inside(item, names, beginnings) for item in value] if isinstance(value, list) else value
 
 
 def _refuse_constant(_: str) -> Never:
@@ -117,6 +143,14 @@ def _each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(members) != len(pairs):
         raise ValueError("a member is repeated")
     return members
+
+
+_DECODER: Final = json.JSONDecoder(parse_float=str, parse_constant=_refuse_constant, object_pairs_hook=_each_once)
+
+
+def _is_storable(written: str) -> bool:
+    """Whether nothing in this JSON can need `_storable`: ASCII, no character named by its number, too few brackets to be nested deeply."""
+    return written.isascii() and "\\u" not in written and written.count("{") + written.count("[") <= _DEPTH_MAX
 
 
 def _storable(value: Any, depth: int = 0) -> Any:

@@ -114,7 +114,7 @@ def _asserted(fields: Mapping[str, str]) -> Assertion:
 def _utc(tran_date: str) -> datetime | None:
     """Their local time in UTC; None when it cannot be read."""
     try:
-        return datetime.strptime(tran_date, "%Y-%m-%d %H:%M:%S").replace(tzinfo=_DHAKA).astimezone(UTC)
+        return answers.date_time(tran_date).replace(tzinfo=_DHAKA).astimezone(UTC)
     except (ValueError, OverflowError):
         return None
 
@@ -128,11 +128,11 @@ async def _ask(ask: Ask, config: SslcommerzConfig, path: str, **params: str) -> 
     return answer if cause is None else Unknown(cause, _view(answer))
 
 
-def _paid(answer: Mapping[str, Any], config: SslcommerzConfig, val_id: str) -> Confirmed | Unknown:
+def _paid(answer: Mapping[str, Any], view: Mapping[str, Any], config: SslcommerzConfig, val_id: str) -> Confirmed | Unknown:
     """A payment as the validator describes it. Any risk but a plain `0` or none is one: it holds fulfilment, not the money."""
     amount, currency = _money(answer, "currency_amount", "currency_type")
     if not amount:
-        return Unknown("incomplete", _view(answer))
+        return Unknown("incomplete", view)
     settled_amount, settled_currency = _money(answer, "amount", "currency")
     return Confirmed(
         order_id=answers.text(answer, "tran_id"),
@@ -148,7 +148,7 @@ def _paid(answer: Mapping[str, Any], config: SslcommerzConfig, val_id: str) -> C
         settled_currency=settled_currency,
         net_amount=answers.amount(answer, "store_amount"),
         paid_at=_utc(answers.text(answer, "tran_date")),
-        answer=_view(answer),
+        answer=view,
     )
 
 
@@ -166,7 +166,7 @@ def _judged(answer: Mapping[str, Any], config: SslcommerzConfig, val_id: str, or
         return Unknown("other_val_id" if answer.get("val_id") and tran_id else "incomplete", view)
     if tran_id != order_id:
         return Refuted("order_mismatch", final=True, order_id=_if_like(_ORDER_ID, tran_id), answer=view)
-    return _paid(answer, config, val_id)
+    return _paid(answer, view, config, val_id)
 
 
 async def _validated(ask: Ask, config: SslcommerzConfig, val_id: str, order_id: str, posted_store: str = "") -> Verdict:

@@ -211,6 +211,21 @@ async def test_one_attempt_that_cannot_be_stored_keeps_no_other_from_it(db: Data
     assert [(await subscribers.delivery(row["id"]))["status"] for row in (good, last)] == ["delivered", "delivered"]
 
 
+async def test_waits_of_every_length_are_written_together(db: Database, subscribers: Subscribers) -> None:
+    """Hints within the limits and beyond them, and none: they are one set, which need not be taken apart."""
+    recorder = Recorder(db)
+    hints = (None, 5.0, 3600.0, 1e9)
+    refused = [Outcome("refused", 503, retry_after_seconds=hint) for hint in hints]
+    made = [
+        after(row, outcome, decide(0, outcome, schedule=(0.0, 5.0), chance=0.5))
+        for row, outcome in zip(await leased(subscribers, len(hints)), refused, strict=True)
+    ]
+    written = await asyncio.gather(*(recorder.record(attempt) for attempt in made))
+
+    assert [type(result) for result in written] == [Recorded] * len(hints)
+    assert logs.counters["transactions.event_deliveries.record"] == 1
+
+
 async def test_whoever_lost_the_lease_writes_nothing(db: Database, subscribers: Subscribers) -> None:
     """Neither the attempt nor the state nor the endpoint's health, while its neighbours in the same transaction are written."""
     recorder = Recorder(db)

@@ -18,6 +18,7 @@ import structlog
 
 from ipn_gateway import attempts, endpoints, event_claims, events, ids, logs, outbox, schedule, settings, views
 from ipn_gateway.db import Database
+from ipn_gateway.event_deliveries import STARTED_A_TURN
 from ipn_gateway.faults import Faults
 from ipn_gateway.paging import Wanted
 from ipn_gateway.transport import Outcome
@@ -654,7 +655,53 @@ async def test_what_is_claimed_while_stopping_is_not_sent(db: Database, faults: 
     assert server.requests == []
 
 
+async def test_a_stop_while_a_set_begins_gives_back_what_has_not_begun(db: Database, faults: Faults, subscribers: Subscribers) -> None:
+    """Those that have begun end; nothing is sent after the stop, and no lease is left."""
+    async with serving(says(OK)) as server, dispatching(db, faults=faults, slots=100) as running:
+        endpoint_id = await subscribers.endpoint(server, max_in_flight=100)
+        await subscribers.deliver(endpoint_id, 3 * STARTED_A_TURN)
+        stopping: list[asyncio.Task[None]] = []
+
+        async def stop() -> None:
+            if not stopping:
+                stopping.append(asyncio.create_task(running.dispatcher.stop(seconds=5)))
+
+        faults.on["transport.send:before"] = stop
+        begun = await running.dispatcher.run_once()
+        await stopping[0]
+
+    assert STARTED_A_TURN <= begun < 3 * STARTED_A_TURN
+    assert len(server.requests) == begun
+    assert await subscribers.in_flight(endpoint_id) == 0
+    assert await subscribers.statuses(endpoint_id) == {"delivered": begun, "pending": 3 * STARTED_A_TURN - begun}
+
+
 # What it costs
+
+
+async def test_a_set_begins_a_few_at_a_time(db: Database, faults: Faults, subscribers: Subscribers) -> None:
+    """In one turn of the event loop no more than so many are signed and sent: whatever is claimed at once holds up no answer to others."""
+    turn, turns = 0, []
+    loop, over = asyncio.get_running_loop(), asyncio.Event()
+
+    def tick() -> None:
+        nonlocal turn
+        turn += 1
+        if not over.is_set():
+            loop.call_soon(tick)
+
+    async def begins() -> None:
+        turns.append(turn)
+
+    faults.on["transport.send:before"] = begins
+    async with serving(says(OK)) as server, dispatching(db, faults=faults, slots=100) as running:
+        await subscribers.deliver(await subscribers.endpoint(server, max_in_flight=100), 3 * STARTED_A_TURN)
+        loop.call_soon(tick)
+        assert await running.run_once() == 3 * STARTED_A_TURN
+        over.set()
+
+    assert max(turns.count(number) for number in turns) == STARTED_A_TURN
+    assert len(server.requests) == 3 * STARTED_A_TURN
 
 
 @pytest.mark.parametrize(("given", "statements"), [({}, (2, 1)), ({"rate_per_second": 10_000}, (2, 1)), ({"ordered": True}, (3, 3))])

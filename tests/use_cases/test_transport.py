@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from ipn_gateway.faults import Faults
-from ipn_gateway.guard import TooLate
+from ipn_gateway.guard import CONNECT_TIMEOUT_SECONDS, TooLate
 from ipn_gateway.transport import EXCERPT_BYTES, FAILURES, RECEIVED_BYTES_MAX
 from tests.loopback import ENDLESS, OK, Names, Server, event, opened, says, serving, tls_contexts
 
@@ -35,6 +35,8 @@ async def test_an_event_arrives_byte_for_byte() -> None:
     assert head.startswith(b"POST /hook HTTP/1.1\r\n")
     assert b"\r\nwebhook-id: evt_1" in head
     assert b"\r\nUser-Agent: ipn-gateway/" in head
+    names = [line.partition(b":")[0] for line in head.split(b"\r\n")[1:]]
+    assert names == [b"Host", b"User-Agent", b"Accept-Encoding", b"Accept", b"Content-Type", b"webhook-id", b"Content-Length"]
     assert (outcome.kind, outcome.status_code, outcome.error, outcome.address) == ("delivered", 202, None, "127.0.0.1")
     assert outcome.excerpt == f"{REPLACEMENT}{REPLACEMENT}ok"
 
@@ -344,6 +346,35 @@ async def test_one_deadline_holds_for_both_connections() -> None:
     assert DEADLINE_SECONDS * 1000 - 10 <= outcome.duration_ms < 2 * DEADLINE_SECONDS * 1000
 
 
+async def test_the_deadline_is_exact(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not rounded up to a whole second of the loop's clock, by which an attempt might outlive its lease; nor is the limit of connecting."""
+    loop, limits = asyncio.get_running_loop(), []
+    call_at = loop.call_at
+
+    def noted(when: float, *rest: object, **more: object) -> object:
+        limits.append(when - loop.time())
+        return call_at(when, *rest, **more)  # type: ignore[arg-type]
+
+    async with serving(says(OK)) as server, opened(deadline_seconds=20.25) as transport:
+        monkeypatch.setattr(loop, "call_at", noted)
+        outcome = await transport.send(event(server))
+
+    assert outcome.kind == "delivered"
+    assert 20.2 < max(limits) <= 20.25
+    connecting = [limit for limit in limits if limit < 2 * CONNECT_TIMEOUT_SECONDS]
+    assert CONNECT_TIMEOUT_SECONDS - 0.1 < max(connecting) <= CONNECT_TIMEOUT_SECONDS
+
+
+async def test_a_header_that_would_begin_another_is_not_sent() -> None:
+    """Nor a line of its own within it: that is a bug here, and no outcome."""
+    async with serving(says(OK)) as server, opened() as transport:
+        for value in ("1\r\nX-Evil: 1", "1\nX-Evil: 1", "1\r", "1\0"):
+            with pytest.raises(ValueError, match="one line"):
+                await transport.send(replace(event(server), headers={"webhook-id": value}))
+
+    assert server.connections == 0
+
+
 async def test_what_would_outlive_its_lease_is_not_sent() -> None:
     """Neither when it begins too late, nor when the process was frozen while it connected."""
     async with serving(says(OK)) as server, opened(deadline_seconds=2) as transport:
@@ -458,8 +489,9 @@ def test_narrow_failures_stand_before_the_wide_ones() -> None:
 async def test_the_default_certificates_are_the_systems_and_certifis() -> None:
     """A transport opened with nothing given trusts public authorities and checks names."""
     async with opened(tls=None, resolver=Names(["8.8.8.8"])) as transport:
-        context = transport._deliveries.connector._ssl  # type: ignore[union-attr]
+        context = transport._deliveries.connector._ssl
 
+    assert isinstance(context, ssl.SSLContext)
     assert context.verify_mode is ssl.CERT_REQUIRED
     assert context.check_hostname
     assert context.cert_store_stats()["x509_ca"] > 50
