@@ -70,6 +70,9 @@ class Question(httpx.Request):
             self.headers.update(headers)
         self.query = _urlencoded(params or {})
 
+    def __repr__(self) -> str:
+        return f"Question({self.method!r}, {str(self.address)!r})"
+
     @property
     def url(self) -> httpx.URL:
         """The whole of it."""

@@ -12,6 +12,7 @@ import httpx
 import pytest
 import respx
 
+from ipn_gateway.asking import Question
 from ipn_gateway.faults import Faults
 from ipn_gateway.providers.base import Answer, NoAnswer
 from ipn_gateway.transport import ANSWER_BYTES_MAX, Transport
@@ -291,6 +292,14 @@ async def test_credentials_are_never_logged(caplog: pytest.LogCaptureFixture) ->
     assert "/hook" not in caplog.text
     assert SECRET not in caplog.text
     assert SECRET not in repr((found, none))
+
+
+def test_credentials_are_never_shown() -> None:
+    """A traceback shows what its frames hold, and httpx a whole URL."""
+    question = Question("POST", httpx.URL("https://pay.example.com/api"), PARAMS, {"store_passwd": SECRET}, {"X-API-Key": SECRET})
+
+    assert repr(question) == "Question('POST', 'https://pay.example.com/api')"
+    assert str(question.url) == "https://pay.example.com/api?val_id=1+%26+2&store_passwd=qwerty-passwd"
 
 
 @pytest.mark.parametrize(("point", "sent"), [("transport.ask:before", 0), ("transport.ask:after", 1)])
