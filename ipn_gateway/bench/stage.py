@@ -57,8 +57,8 @@ class Size:
 
 FULL: Final = Size(
     turns=3,
-    count=6000,
-    seconds=15,
+    count=4000,
+    seconds=10,
     ledger_rows=10_000_000,
     deliveries=5_000_000,
     soak_seconds=600,
