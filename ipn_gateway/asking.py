@@ -9,6 +9,7 @@ not need, and it takes more time than the rest together.
 from __future__ import annotations
 
 import asyncio
+import math
 import re
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final, cast
@@ -43,7 +44,7 @@ def provider_client(tls: ssl.SSLContext, guard: Guard) -> httpx.AsyncClient:  # 
     """A client for providers. It logs nothing, since the queries of ours carry credentials.
 
     Its total deadline, and whether a URL may be called at all, are the caller's. Failures of the network are aiohttp's, of which
-    `ClientConnectorError` and `ConnectionTimeoutError` mean that nothing was sent, and `AddressBlocked`.
+    `ClientConnectorError` and `ConnectionTimeoutError` mean that nothing was sent, and `AddressBlocked`, `NotSent` and `TooLate`.
     """
     return _Client(transport=_Transport(Connector(tls, guard)), trust_env=False)
 
@@ -61,8 +62,14 @@ class Question(httpx.Request):
         params: Mapping[str, str] | None = None,
         form: Mapping[str, str] | bytes | None = None,
         headers: Mapping[str, str] | None = None,
+        *,
+        before: float = math.inf,
     ) -> None:
-        """A form that is bytes is sent as it is; of the headers one that is given replaces one of ours."""
+        """A form that is bytes is sent as it is; of the headers one that is given replaces one of ours.
+
+        At the loop's time `before` and after it nothing is sent any more.
+        """
+        self.before = before
         self.query = ""
         self.body = form if isinstance(form, bytes) else _urlencoded(form or {}).encode()
         super().__init__(method, address, headers=_FORM if form or isinstance(form, bytes) else None, stream=httpx.ByteStream(self.body))
@@ -122,7 +129,7 @@ class _Transport(httpx.AsyncBaseTransport):
         connection = await self._connected(self._origin(request.address.scheme, request.address.netloc))
         try:
             protocol = cast("Protocol", connection.protocol)
-            protocol.send(data)
+            protocol.send(data, before=request.before)
             message, content = await protocol.answer()
         except BaseException:
             end(connection)

@@ -15,7 +15,8 @@ from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, Final
 
 from ipn_gateway import endpoint_health, ordering
-from ipn_gateway.batches import Batches, arrays
+from ipn_gateway.batches import Batches
+from ipn_gateway.columns import arrays
 from ipn_gateway.errors import LeaseLost
 from ipn_gateway.schedule import next_wait
 from ipn_gateway.states import EventDeliveryStatus

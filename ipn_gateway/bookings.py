@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any, Final
 
-from ipn_gateway import batches, decisions, outbox
+from ipn_gateway import columns, decisions, outbox
 from ipn_gateway.decisions import Booked, Change, LockedOrder, SecondPayment
 from ipn_gateway.outcomes import Claimed
 from ipn_gateway.providers.base import Confirmed, Effect
@@ -165,7 +165,7 @@ def _operation(origin: Origin, verdict: Confirmed) -> dict[str, Any]:
 _BOOK = f"""
 WITH given AS (
     SELECT * FROM {
-    batches.given(
+    columns.given(
         tenant_id="text",
         source_id="text",
         provider="text",
@@ -234,7 +234,7 @@ async def book(tx: Transaction, booking: Booking) -> None:
 
 async def book_all(tx: Transaction, bookings: Sequence[Booking]) -> set[UUID]:
     """The same for a set, of whose orders none comes twice; the writers of those whose operation the ledger did not know. At least one."""
-    rows = await tx.all(dict, _BOOK, batches.arrays([_row(booking) for booking in bookings]))
+    rows = await tx.all(dict, _BOOK, columns.arrays([_row(booking) for booking in bookings]))
     return {row["writer_id"] for row in rows}
 
 

@@ -160,7 +160,8 @@ class Database:
             open=False,
             connection_class=Connection,
             configure=_configure,
-            kwargs={"row_factory": dict_row, "autocommit": True, "application_name": f"ipn-gateway {name}", "tcp_user_timeout": 10000},
+            kwargs={"row_factory": dict_row, "autocommit": True, "application_name": f"ipn-gateway {name}", "tcp_user_timeout": 10000}
+            | {"client_encoding": "UTF8"},  # sets are written in it
         )
 
     def __repr__(self) -> str:
@@ -366,7 +367,7 @@ async def _refuse_unsafe_server(tx: Transaction) -> None:
         dict,
         """SELECT current_setting('server_version_num')::int AS version, current_setting('fsync') AS fsync,
                   current_setting('full_page_writes') AS full_page_writes, current_setting('synchronous_commit') AS synchronous_commit,
-                  pg_is_in_recovery() AS standby""",
+                  current_setting('server_encoding') AS encoding, pg_is_in_recovery() AS standby""",
     )
     assert row is not None  # noqa: S101 - a SELECT without FROM gives a row
     if row["version"] < SERVER_VERSION_MIN:
@@ -375,6 +376,8 @@ async def _refuse_unsafe_server(tx: Transaction) -> None:
         raise ConfigurationError(
             "This server is a read-only standby: give the primary, or several hosts with target_session_attrs=read-write."
         )
+    if row["encoding"] != "UTF8":
+        raise ConfigurationError(f"This database is in {row['encoding']}, which cannot keep every notification: make one in UTF8.")
     unsafe = [name for name in ("fsync", "full_page_writes", "synchronous_commit") if row[name] == "off"]
     if unsafe:
         raise ConfigurationError(f"The server would lose what it acknowledged: switch {', '.join(unsafe)} on.")

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeGuard
 import psycopg
 from psycopg import errors as pg
 
-from ipn_gateway import batches, bookings, decisions, ids, logs, orders, outbox, outcomes
+from ipn_gateway import bookings, columns, decisions, ids, logs, orders, outbox, outcomes
 from ipn_gateway.bookings import BookedBefore, Booking, Origin, booked_before, refundable, says_booked
 from ipn_gateway.db import LOCK_TIMEOUT_SECONDS, lost, refuse_silent_rollback
 from ipn_gateway.decisions import Change, LockedOrder, Nothing, SecondPayment
@@ -173,7 +173,7 @@ def _order_of(confirmed: tuple[Origin, Confirmed]) -> tuple[str, str]:
 # it at look-ups: a join would read all orders as long as there are no statistics of them.
 _LOCK_LEASED = f"""
 SELECT {orders.LOCKED}
-  FROM (SELECT * FROM {batches.given(tenant_id="text", order_id="text", delivery_id="uuid", fence="bigint")}
+  FROM (SELECT * FROM {columns.given(tenant_id="text", order_id="text", delivery_id="uuid", fence="bigint")}
          ORDER BY tenant_id, order_id) AS given
  CROSS JOIN LATERAL (
         SELECT * FROM orders WHERE orders.tenant_id = given.tenant_id AND orders.order_id = given.order_id
@@ -197,7 +197,7 @@ async def _lock_leased(tx: Transaction, confirmed: Sequence[tuple[Origin, Confir
         }
         for origin, verdict in confirmed
     ]
-    found = await tx.all(LockedOrder, _LOCK_LEASED, batches.arrays(rows))
+    found = await tx.all(LockedOrder, _LOCK_LEASED, columns.arrays(rows))
     return {(order.tenant_id, order.order_id): order for order in found}
 
 

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Final
 
 from ipn_gateway import audit, diagnosis, events, ids, logs, objects, outbox, samples, signing, views
 from ipn_gateway.errors import NotFound, RateLimited, StateConflict
-from ipn_gateway.guard import Seen
+from ipn_gateway.guard import Seen, TooLate
 from ipn_gateway.operations import Downstream, Operation
 from ipn_gateway.states import EventDeliveryStatus, Trigger
-from ipn_gateway.transport import DeliveryRequest
+from ipn_gateway.transport import DeliveryRequest, Outcome
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from ipn_gateway.db import Database, Transaction
     from ipn_gateway.diagnosis import Check
-    from ipn_gateway.transport import Outcome, Transport
+    from ipn_gateway.transport import Transport
     from ipn_gateway.vault import Vault
 
 TEST: Final = Operation(name="POST /v1/endpoints/{endpoint_id}/test", fields={"reason": "json"}, downstream=Downstream.IDEMPOTENT)
@@ -89,7 +89,10 @@ async def send(db: Database, transport: Transport, vault: Vault, asked: Asked) -
         signed = signing.headers(prepared.event_id, int(prepared.now.timestamp()), prepared.body, keys)
         headers = {"Content-Type": "application/json", **signed}
         seen = Seen()
-        outcome = await transport.send(DeliveryRequest(prepared.url, prepared.body, headers, prepared.now), seen=seen)
+        try:
+            outcome = await transport.send(DeliveryRequest(prepared.url, prepared.body, headers, prepared.now), seen=seen)
+        except TooLate:  # this process stood still while it connected
+            outcome = Outcome("timeout", error="total_timeout")
     now = db.clock.now()
     tested = Tested(
         tenant_id=asked.tenant_id,

@@ -116,7 +116,7 @@ class Dispatcher:
         for task in unsent.values():
             task.cancel()
         await self._slots.drained()  # what was sent is recorded
-        await self._give_back(list(unsent))
+        await self._give_back([*unsent, *self._held])  # and what was claimed and never begun
 
     async def _send_and_record(self, delivery: Claimed) -> None:
         """What goes wrong in here is logged by the slot and left to the lease."""

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from functools import cache, partial
 from http import HTTPStatus
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, cast
 
 import aiohttp
 import certifi
@@ -47,6 +47,9 @@ CONNECT_TIMEOUT_SECONDS: Final = 5.0
 LOOKUPS_MAX: Final = 512
 """How many names are looked up at once: as many as attempts run, so that names whose servers hang hold up nobody else's attempts."""
 
+
+UNSEEN_BYTES_MAX: Final = 64 * 1024
+"""So much of a request the system takes at once."""
 
 HEAD_BYTES_MAX: Final = 64 * 1024
 """How much is read before the head of an answer has ended, interim answers (1xx, RFC 9110, 15.2) and all."""
@@ -175,6 +178,10 @@ def is_interim(status: int) -> bool:
     return status // 100 == 1 and status != HTTPStatus.SWITCHING_PROTOCOLS
 
 
+class NotSent(aiohttp.ClientConnectionResetError):
+    """The connection had ended before anything of the request was sent."""
+
+
 class Protocol(ResponseHandler):
     """One connection, which takes one answer for each request. Who says more, or never comes to the point, is hung up on.
 
@@ -187,6 +194,7 @@ class Protocol(ResponseHandler):
 
     _is_due = False
     _head_bytes = 0
+    _request_bytes = 0
     _requests = 0
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -210,14 +218,24 @@ class Protocol(ResponseHandler):
     def send(self, data: bytes, *, before: float = math.inf) -> None:
         """Send a request, all at once: what is not taken at once waits in memory, where it was anyway, and its answer is read meanwhile.
 
-        Raises `TooLate` at the loop's time `before` or after it, however long the connection took, or the process was frozen.
+        Raises `TooLate` at the loop's time `before` or after it, however long the connection took, or the process was frozen; and
+        `NotSent`.
         """
         if asyncio.get_running_loop().time() >= before:
             raise TooLate
         self.set_response_params(read_until_eof=True, auto_decompress=False)
+        self._request_bytes = len(data)
         if self.transport is None or self.transport.is_closing():
-            raise aiohttp.ClientConnectionResetError("the connection ended before the request")
+            raise NotSent
         self.transport.write(data)
+
+    @property
+    def has_a_rest(self) -> bool:
+        """Whether something of the request may be unsent, or of the answer unread. Over TLS nobody sees what waits below it to be sent."""
+        if self.transport is None or self.should_close:
+            return True
+        is_secret = self.transport.get_extra_info("ssl_object") is not None
+        return self.transport.get_write_buffer_size() > 0 or (is_secret and self._request_bytes > UNSEEN_BYTES_MAX)
 
     async def answer(self) -> tuple[RawResponseMessage, StreamReader]:
         """The head of the answer, behind interim ones, and what follows it. Raises `NotHttp`, and whatever broke the connection."""
@@ -237,10 +255,12 @@ class Protocol(ResponseHandler):
 
     def data_received(self, data: bytes) -> None:
         """Head by head, so that an answer is known before what follows it breaks, such as a body where there must be none."""
+        if not data:
+            super().data_received(data)  # aiohttp's own: the parser goes on with what it kept back
+            return
         begun = 0
         while begun < len(data) and self.exception() is None:
-            found = data.find(_END_OF_HEAD, begun) if self._is_due else -1
-            ended = len(data) if found < 0 else found + len(_END_OF_HEAD)
+            ended = _end_of_head(data, begun) if self._is_due else len(data)
             super().data_received(data[begun:ended])
             self._head_bytes += ended - begun
             if self._is_due and self._head_bytes > HEAD_BYTES_MAX:
@@ -263,6 +283,13 @@ class Protocol(ResponseHandler):
             self.transport.close()
 
 
+def _end_of_head(data: bytes, begun: int) -> int:
+    """Where it may end; by lines where it does not end as it should, or in another piece."""
+    if (found := data.find(_END_OF_HEAD, begun)) >= 0:
+        return found + len(_END_OF_HEAD)
+    return data.find(b"\n", begun) + 1 or len(data)
+
+
 class Connector(aiohttp.TCPConnector):
     """Any number of connections, since slots limit what is in flight; no name is remembered."""
 
@@ -277,22 +304,18 @@ class Connector(aiohttp.TCPConnector):
 
 
 def give_back(connection: Connection) -> None:
-    """To be used again, unless a rest is left: of the answer, or of the request, whose answer then came before it was read."""
-    if _is_unsent(connection):
+    """To be used again, unless there is a rest of the request or of the answer."""
+    if cast("Protocol", connection.protocol).has_a_rest:
         end(connection)
     else:
         connection.release()
 
 
 def end(connection: Connection) -> None:
-    """What was not sent yet is not sent any more."""
-    if connection.transport is not None and _is_unsent(connection):
+    """What was not sent yet is not sent any more, and nothing is waited for: a polite end of TLS would read on for half a minute."""
+    if connection.transport is not None:
         connection.transport.abort()
     connection.close()
-
-
-def _is_unsent(connection: Connection) -> bool:
-    return connection.transport is not None and connection.transport.get_write_buffer_size() > 0
 
 
 @cache

@@ -151,7 +151,7 @@ async def _prove(worker: Worker, row: Row, source: SourceAccount, assertion: Ass
             verdict = await source.provider.validate(ask, source.config, assertion)
             line.unanswered = line.unanswered + 1 if isinstance(verdict, Unknown) else 0
     if verdict is None:
-        await _postpone(worker, row, 0, questions=0)
+        await _postpone(worker, row, 0.0, questions=0)
         return
     logs.count("provider.questions")
     await _follow(worker, row, source, assertion, verdict, drifted=known is not None)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
-from ipn_gateway import batches, effects, outbox, outcomes
+from ipn_gateway import columns, effects, outbox, outcomes
 from ipn_gateway.batches import Batches
 from ipn_gateway.errors import LeaseLost
 
@@ -116,7 +116,7 @@ async def _apply_alone(db: Database, effect: EffectHook | None, confirmed: Seque
 _KNOWN: Final = f"""
 SELECT given.place, p.same
   FROM {
-    batches.given(place="int", tenant_id="text", source_id="text", operation_id="text", order_id="text", amount="numeric", currency="text")
+    columns.given(place="int", tenant_id="text", source_id="text", operation_id="text", order_id="text", amount="numeric", currency="text")
 } CROSS JOIN LATERAL (
         SELECT coalesce(order_id = given.order_id AND amount = given.amount AND currency = given.currency, false) AS same
           FROM processed_notifications AS p
@@ -139,7 +139,7 @@ async def _known(db: Database, asserted: Sequence[tuple[Row, Assertion]]) -> lis
         for place, (row, assertion) in enumerate(asserted)
     ]
     async with db.autocommit("inbox.known") as tx:
-        found = {one["place"]: one["same"] for one in await tx.all(dict, _KNOWN, batches.arrays(rows))}
+        found = {one["place"]: one["same"] for one in await tx.all(dict, _KNOWN, columns.arrays(rows))}
     return [found.get(place) for place in range(len(asserted))]
 
 
@@ -153,7 +153,7 @@ SELECT given.place,
             SELECT FROM inbox AS i JOIN notification_deliveries AS d ON d.tenant_id = i.tenant_id AND d.id = i.notification_delivery_id
              WHERE i.tenant_id = given.tenant_id AND i.order_id = given.order_id AND i.source_id = given.source_id
                AND i.state = 'received' AND d.id < given.id AND d.copy_id = given.copy_id LIMIT %(limit)s) AS older) AS asking
-  FROM {batches.given(place="int", tenant_id="text", source_id="text", order_id="text", id="uuid", copy_id="text")}
+  FROM {columns.given(place="int", tenant_id="text", source_id="text", order_id="text", id="uuid", copy_id="text")}
 """
 
 
@@ -170,7 +170,7 @@ async def _copies(db: Database, asserted: Sequence[tuple[Row, Assertion]]) -> li
         for place, (row, assertion) in enumerate(asserted)
     ]
     async with db.autocommit("inbox.copies") as tx:
-        found = await tx.all(dict, _COPIES, batches.arrays(rows) | {"recent": COPY_SECONDS, "limit": COPIES_ASKING})
+        found = await tx.all(dict, _COPIES, columns.arrays(rows) | {"recent": COPY_SECONDS, "limit": COPIES_ASKING})
     copies = {one["place"]: Copies(one["decided"], one["asking"]) for one in found}
     return [copies[place] for place in range(len(asserted))]
 
@@ -207,7 +207,7 @@ async def _sweep_at_once(tx: Transaction, tenant_id: str, order_id: str) -> None
 _POSTPONE: Final = f"""
 WITH mine AS (
     SELECT given.* FROM {
-    batches.given(tenant_id="text", id="uuid", fence="bigint", wait="float8", asked="int", refuted="int", questions="int")
+    columns.given(tenant_id="text", id="uuid", fence="bigint", wait="float8", asked="int", refuted="int", questions="int")
 }
       JOIN inbox ON inbox.tenant_id = given.tenant_id AND inbox.notification_delivery_id = given.id AND inbox.fence = given.fence
                 AND inbox.lease_expires_at IS NOT NULL
@@ -226,7 +226,7 @@ async def _postpone(db: Database, waits: Sequence[Wait]) -> list[LeaseLost | Non
             "tenant_id": wait.row.tenant_id,
             "id": wait.row.notification_delivery_id,
             "fence": wait.row.fence,
-            "wait": wait.seconds,
+            "wait": float(wait.seconds),
             "asked": wait.asked,
             "refuted": wait.refuted,
             "questions": wait.questions,
@@ -234,6 +234,6 @@ async def _postpone(db: Database, waits: Sequence[Wait]) -> list[LeaseLost | Non
         for wait in waits
     ]
     async with db.transaction("inbox.postpone") as tx:
-        kept = {row["id"] for row in await tx.all(dict, _POSTPONE, batches.arrays(rows))}
+        kept = {row["id"] for row in await tx.all(dict, _POSTPONE, columns.arrays(rows))}
     ids = [wait.row.notification_delivery_id for wait in waits]
     return [None if one in kept else LeaseLost(notification_delivery=str(one)) for one in ids]

@@ -16,7 +16,7 @@ from starlette.routing import Route
 from ipn_gateway import receiver
 from ipn_gateway.clock import Clock
 from ipn_gateway.errors import GatewayError
-from ipn_gateway.guard import CONNECT_TIMEOUT_SECONDS, HEADERS, Guard, SystemResolver, trusted
+from ipn_gateway.guard import CONNECT_TIMEOUT_SECONDS, HEADERS, Guard, SystemResolver, TooLate, trusted
 from ipn_gateway.posting import Exchange, Poster
 
 if TYPE_CHECKING:
@@ -74,8 +74,9 @@ class Listener:
         try:
             async with asyncio.timeout_at(over):
                 await self.poster.post(self.forward_to, kept, body, exchange, before=over, body_bytes_max=BODY_BYTES_MAX)
-        except (aiohttp.ClientError, TimeoutError, GatewayError) as error:
-            return Answer(502, f"{self.forward_to} did not answer: {type(error).__name__}".encode())
+        except (aiohttp.ClientError, TimeoutError, TooLate, GatewayError) as error:
+            if exchange.status is None:  # what fails after it changes nothing
+                return Answer(502, f"{self.forward_to} did not answer: {type(error).__name__}".encode())
         back = {name: values[-1] for name in _HANDED_BACK if (values := exchange.values(name))}
         return Answer(exchange.status or 502, bytes(exchange.body), back)
 

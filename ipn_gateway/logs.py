@@ -47,13 +47,24 @@ def _may_hold_a_key(text: str) -> bool:
 
 def _redact_event(_: Any, __: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
     texts = "\n".join([value for value in event.values() if isinstance(value, str)])  # one look at all of them is mostly enough
-    if not _may_hold_a_pair(texts) and not _may_hold_a_key(texts):
+    if not _may_hold_a_pair(texts) and not _may_hold_a_key(texts) and not any(isinstance(value, _MANY) for value in event.values()):
         return event
-    return {name: redact(value) if isinstance(value, str) else value for name, value in event.items()}
+    return {name: _redacted(value) for name, value in event.items()}
+
+
+_MANY: Final = (dict, list, tuple)
+
+
+def _redacted(value: Any) -> Any:
+    if isinstance(value, str):
+        return redact(value)
+    if isinstance(value, dict):
+        return {name: _redacted(one) for name, one in value.items()}
+    return [_redacted(one) for one in value] if isinstance(value, (list, tuple)) else value
 
 
 _stamp = structlog.processors.TimeStamper(fmt="iso", utc=True)
-_encode = JSONEncoder(default=repr).encode
+_encode = JSONEncoder(default=lambda value: redact(repr(value))).encode
 
 
 def _json_line(_: Any, level: str, event: MutableMapping[str, Any]) -> str:

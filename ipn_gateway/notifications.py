@@ -17,7 +17,7 @@ from functools import partial
 from ipaddress import IPv4Address, IPv6Address, ip_address
 from typing import TYPE_CHECKING, Any, Final
 
-from ipn_gateway import batches, ids, logs
+from ipn_gateway import columns, ids, logs
 from ipn_gateway.batches import Batches
 from ipn_gateway.db import INTAKE_SECONDS_MAX
 from ipn_gateway.errors import GatewayError, MalformedNotification, SignatureInvalid, UnsupportedMediaType
@@ -192,6 +192,7 @@ class Intake:
             most=TOGETHER_MAX,
             waiting_max=WAITING_MAX,
             writers=WRITERS,
+            within_seconds=INTAKE_SECONDS_MAX,
         )
 
     async def store(self, row: dict[str, Any]) -> None:
@@ -199,7 +200,7 @@ class Intake:
 
         Nothing is taken back by a caller that goes away: what has arrived is written all the same.
         """
-        await self._arrivals.put(row, within_seconds=INTAKE_SECONDS_MAX)
+        await self._arrivals.put(row)
 
     async def drained(self) -> None:
         """Wait until what has arrived is written, as long as senders would."""
@@ -298,7 +299,7 @@ WITH delivery AS (
            copy_id, order_id, operation_id, effect, asserted_status, outcome, reason,
            CASE WHEN outcome <> 'received' THEN ipn_now() END, alerts::jsonb
       FROM {
-    batches.given(
+    columns.given(
         tenant_id="text",
         id="uuid",
         source_id="text",
@@ -360,7 +361,7 @@ async def _store_if_unpaid(db: Database, row: dict[str, Any]) -> bool:
 
 
 async def _store(tx: Transaction, rows: Sequence[dict[str, Any]]) -> None:
-    await tx.execute(_STORE, batches.arrays(rows))
+    await tx.execute(_STORE, columns.arrays(rows))
 
 
 def _report(row: Mapping[str, Any], reading: Reading, *, stored: bool) -> None:

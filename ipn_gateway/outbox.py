@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol
 
-from ipn_gateway import batches, endpoints, events, ids, money
+from ipn_gateway import columns, endpoints, events, ids, money
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -32,7 +32,7 @@ def wants(events_column: str, type_column: str) -> str:
 # The last twelve digits of a delivery's id come from the endpoint, so that one new id an event is enough for all of its deliveries.
 _STAGE = f"""
 WITH given AS (
-    SELECT * FROM {batches.given(tenant_id="text", id="text", type="text", order_id="text", sequence="int", body="bytea", new_id="uuid")}
+    SELECT * FROM {columns.given(tenant_id="text", id="text", type="text", order_id="text", sequence="int", body="bytea", new_id="uuid")}
 ), staged AS (
     INSERT INTO events (tenant_id, id, type, order_id, sequence, body)
     SELECT tenant_id, id, type, order_id, sequence, body FROM given
@@ -83,7 +83,7 @@ async def stage_all(
     }
     if not rows:
         return 0
-    return await tx.execute(_STAGE, batches.arrays(list(rows.values())) | {"first_wait": first_wait, "but_to": but_to})
+    return await tx.execute(_STAGE, columns.arrays(list(rows.values())) | {"first_wait": first_wait, "but_to": but_to})
 
 
 class Named(Protocol):

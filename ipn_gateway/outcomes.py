@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from psycopg.types.json import Jsonb
 
-from ipn_gateway import audit, batches, confirmations, events, ids, logs, money
+from ipn_gateway import audit, columns, confirmations, events, ids, logs, money
 from ipn_gateway.errors import LeaseLost
 from ipn_gateway.states import DeliveryOutcome, InboxState
 
@@ -62,7 +62,7 @@ class Ending:
 _END = f"""
 WITH mine AS (
     SELECT given.* FROM {
-    batches.given(
+    columns.given(
         tenant_id="text",
         delivery_id="uuid",
         fence="bigint",
@@ -111,7 +111,7 @@ async def end(tx: Transaction, claimed: Claimed, ending: Ending) -> None:
 async def end_all(tx: Transaction, ends: Sequence[tuple[Claimed, Ending]]) -> set[UUID]:
     """Decide a set of deliveries; those that were, which are those whose leases are still ours. At least one, each once."""
     rows = [await _end_row(tx, claimed, ending) for claimed, ending in ends]
-    return {row["id"] for row in await tx.all(dict, _END, batches.arrays(rows))}
+    return {row["id"] for row in await tx.all(dict, _END, columns.arrays(rows))}
 
 
 async def _end_row(tx: Transaction, claimed: Claimed, ending: Ending) -> dict[str, Any]:

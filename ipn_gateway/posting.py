@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING, Final, Self, cast
 import aiohttp
 from yarl import URL
 
-from ipn_gateway.guard import Connector, end, fresh, give_back, noted
+from ipn_gateway.addresses import AddressBlocked
+from ipn_gateway.guard import Connector, NotSent, TooLate, end, fresh, give_back, noted
 
 if TYPE_CHECKING:
     import ssl
@@ -53,7 +54,7 @@ class _Target:
     """How every request to a URL begins. `request` is never sent: it is what a connector wants to know of where to connect."""
 
     request: aiohttp.ClientRequest
-    start: str
+    start: str = field(repr=False)  # paths of endpoints may be secret
 
 
 class Poster:
@@ -90,14 +91,20 @@ class Poster:
         protocol = cast("Protocol", connection.protocol)
         try:
             await _exchange(connection, data, exchange, before, body_bytes_max)
-        except aiohttp.ClientConnectionError:
+        except aiohttp.ClientConnectionError as error:
             if not protocol.was_kept_in_vain:
                 raise
+            first = error
         else:
             return
-        with fresh():
-            connection = await self._connected(target)
-        await _exchange(connection, data, exchange, before, body_bytes_max)
+        try:
+            with fresh():
+                connection = await self._connected(target)
+            await _exchange(connection, data, exchange, before, body_bytes_max)
+        except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError, AddressBlocked, TooLate):
+            if isinstance(first, NotSent):
+                raise
+            raise first from None  # the first copy may have arrived
 
     async def _connected(self, target: _Target) -> Connection:
         try:

@@ -23,6 +23,7 @@ from ipn_gateway.guard import (
     CONNECT_TIMEOUT_SECONDS,
     HEADERS,
     Guard,
+    NotSent,
     SystemResolver,
     TooLate,
     noted,
@@ -245,9 +246,12 @@ class Transport:
         """One question to a provider, sent at most once. The cause of a `NoAnswer` is an outcome's kind, `too_large` or `encoded`."""
         self._assert_no_transaction()
         await self._faults.at("transport.ask:before")
+        over = asyncio.get_running_loop().time() + timeout_seconds
         try:
-            async with asyncio.timeout(timeout_seconds):
-                answer = await self._asked(method, url, params, form, headers)
+            async with asyncio.timeout_at(over):
+                answer = await self._asked(method, url, params, form, headers, before=over)
+        except (TooLate, NotSent) as error:
+            answer = NoAnswer("timeout" if isinstance(error, TooLate) else "disconnected", sent=False)
         except (AddressBlocked, httpx.HTTPError, httpx.InvalidURL, aiohttp.ClientError, TimeoutError, UnicodeError) as error:
             kind, _ = failure_of(error)
             answer = NoAnswer(kind, sent=kind not in NEVER_CONNECTED)
@@ -261,10 +265,12 @@ class Transport:
         params: Mapping[str, str] | None,
         form: Mapping[str, str] | bytes | None,
         headers: Mapping[str, str] | None,
+        *,
+        before: float,
     ) -> Answer | NoAnswer:
         if (address := _vetted(url)) is None:
             return NoAnswer("blocked", sent=False)
-        response = await self._questions.send(Question(method, address, params, form, headers))
+        response = await self._questions.send(Question(method, address, params, form, headers, before=before))
         assert isinstance(response.stream, httpx.AsyncByteStream)  # noqa: S101 - our transport's, or a test's
         try:
             return await _answer(response, response.stream)

@@ -1,7 +1,7 @@
 """The bare clients, which are two parts of the composed limit: so many questions to a provider and so many POSTs a second make no more.
 
-`ask` is httpx's API over aiohttp, as the way to providers is; `post` is aiohttp alone, as the way to endpoints is. No guard, no
-signature, no database; what the answer says is read.
+`ask` is httpx's client over aiohttp, `post` is aiohttp's: what one would take. The gateway's own two ways (`asking`, `posting`) go around
+most of both. No guard, no signature, no database; what the answer says is read.
 """
 
 from __future__ import annotations

@@ -40,7 +40,7 @@ def prove(values: Mapping[str, bytes], passwords: Collection[bytes], *, is_payme
     """
     if not values.get("verify_sign") or not values.get("verify_key"):
         return Proof.REFUSED
-    listed = _listed(values["verify_key"])
+    listed = _listed(values)
     texts = [_text(values, reading) for reading in listed.readings]
     matches = [_hash_matches(values, text, password) for password in passwords for text in texts]
     if not any(matches):
@@ -66,10 +66,13 @@ class _Listed:
     readings: list[tuple[_Labelled, _Labelled]]
 
 
-def _read(verify_key: bytes) -> _Listed:
+def _read(verify_key: bytes, posted: Collection[str] | None = None) -> _Listed:
+    """The readings are of what was `posted` alone, if that is given."""
     written = verify_key.decode("latin-1").split(",")
     names = frozenset(written)
     readings = {names, frozenset(name.strip() for name in written)}
+    if posted is not None:
+        readings = {reading.intersection(posted) for reading in readings}
     return _Listed(names, len(names) == len(written), [_around_password(reading) for reading in readings])
 
 
@@ -81,9 +84,13 @@ def _around_password(names: Collection[str]) -> tuple[_Labelled, _Labelled]:
 _remembered = lru_cache(maxsize=_LISTS_MAX)(_read)
 
 
-def _listed(verify_key: bytes) -> _Listed:
-    """Remembered, since a provider's notifications list the same names time and again."""
-    return _remembered(verify_key) if len(verify_key) <= _LIST_BYTES_MAX else _read(verify_key)
+def _listed(values: Mapping[str, bytes]) -> _Listed:
+    """Remembered, since a provider's notifications list the same names time and again.
+
+    Of a list that is longer than any of theirs, only what was posted is sorted: it may have twenty thousand names.
+    """
+    verify_key = values["verify_key"]
+    return _remembered(verify_key) if len(verify_key) <= _LIST_BYTES_MAX else _read(verify_key, values.keys())
 
 
 # --- what is signed

@@ -67,7 +67,8 @@ class Ahead:
     """The innermost layer that is added to the framework: it answers what is sent to a listener before routes are looked for.
 
     The routes above, which the API's description is made from, answer just the same; but the framework's way to them takes longer than to
-    parse the form and to check its hash. Layers that anybody else adds stand outside of this one.
+    parse the form and to check its hash. Layers that anybody else adds stand outside of this one; what follows the framework's own choice
+    of a route, as its tracing does, sees none of these requests.
     """
 
     def __init__(self, app: ASGIApp) -> None:

@@ -78,6 +78,7 @@ COUNTERS: Final[Mapping[str, str]] = {
     "pool.exhausted": "calls that waited for a connection in vain",
     "pool.refused": "calls that did not wait for a connection, because too many did or the database was away",
     "connections.cut": "connections to a silent server that were cut",
+    "batches.taken_apart": "sets that failed for one of their items and were written one by one",
     "gauges.not_read": "times that not all gauges could be read",
 }
 """Every counter by its dotted name and what it counts; `<…>` stands for a word that the code puts in."""

@@ -47,7 +47,7 @@ class Bodies:
     def __init__(self) -> None:
         self._reading: OrderedDict[_Reading, None] = OrderedDict()  # oldest first, which a plain dict is slow to give
         self._size_bytes = 0
-        self._deadlines: Deadlines[_Reading] = Deadlines(_break_off)
+        self._deadlines: Deadlines[_Reading] = Deadlines(_break_off, seconds=deps.BODY_SECONDS_MAX)
 
     async def read(self, scope: Scope, receive: Receive) -> list[Message]:
         """The messages up to the end of the body; of one that is too large, so many as show it.
@@ -57,7 +57,7 @@ class Bodies:
         if deps.is_too_large(scope):
             return []
         reading = _Reading()
-        self._deadlines.begin(reading, deps.BODY_SECONDS_MAX)
+        self._deadlines.begin(reading)
         try:
             async with reading.limit:
                 self._reading[reading] = None

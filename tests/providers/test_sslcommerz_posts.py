@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from ipn_gateway.providers import forms
+from ipn_gateway.providers import forms, sslcommerz_hash
 from ipn_gateway.providers.base import Effect, InboundRequest, Malformed, Proof
 from ipn_gateway.providers.sslcommerz import PROVIDER
 from ipn_gateway.providers.sslcommerz_api import SslcommerzConfig
@@ -138,6 +138,14 @@ def test_a_long_list_of_names_is_read_as_a_short_one_is() -> None:
 
     assert [proof(signed(F0, SHOP, key=names), SHOP) for names in lists] == [Proof.UNPROVED] * 3
     assert [proof(signed(F0, STORE, key=names), SHOP) for names in lists] == [Proof.REFUSED] * 3
+
+
+def test_of_a_list_that_is_too_long_only_what_was_posted_is_sorted() -> None:
+    """Anybody may post twenty thousand names, and nobody's notification waits for them."""
+    names = ",".join([*F0, *(f"n{number}" for number in range(9000))])
+    listed = sslcommerz_hash._listed(dict.fromkeys(F0, b"") | {"verify_key": names.encode()})
+
+    assert max(len(before) + len(behind) for before, behind in listed.readings) <= len(F0)
 
 
 @pytest.mark.parametrize("body", [b"tran%5Fid=A&tran_id=B", b"Tran_Id=A", b"a%00b=1", b"a[]=1", b"=1", b"a b=1", b"x" * 65 + b"=1"])

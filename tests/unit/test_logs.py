@@ -75,6 +75,17 @@ def test_credentials_are_taken_out_of_a_line(capsys: pytest.CaptureFixture[str],
     assert (line["event"], line["level"]) == ("thing.seen", "warning")
 
 
+@pytest.mark.parametrize("value", [[SECRET], {"a": {"b": SECRET}}, (SECRET, 1), ValueError(SECRET), SECRET.encode()])
+def test_credentials_are_taken_out_of_whatever_is_logged(capsys: pytest.CaptureFixture[str], value: object) -> None:
+    """Inside of lists and objects, and of what is shown as Python shows it."""
+    logs.configure(json=True)
+    logs.get("x").warning("thing.seen", value=value)
+
+    (line,) = lines(capsys)
+    assert "[redacted]" in str(line["value"])
+    assert SECRET not in str(line)
+
+
 def test_credentials_are_taken_out_of_what_went_wrong(capsys: pytest.CaptureFixture[str]) -> None:
     """An exception is a text of the line."""
     logs.configure(json=True)

@@ -55,9 +55,9 @@ async def one_write_behind_another(writes: Batches[Any, Any], write: Writing, it
     return [task.result() for task in tasks]
 
 
-async def _got(writes: Batches[Any, Any], item: Any, **given: Any) -> Any:
+async def _got(writes: Batches[Any, Any], item: Any) -> Any:
     try:
-        return await writes.put(item, **given)
+        return await writes.put(item)
     except Exception as error:  # noqa: BLE001 - what it got
         return error
 
@@ -129,18 +129,17 @@ async def test_what_the_database_could_not_take_is_told_to_all() -> None:
 
 
 async def test_who_has_waited_long_enough_is_told_so() -> None:
-    """Its item is written all the same, and who has more time waits on."""
+    """Their items are written all the same."""
     write = Writing(held=True)
-    writes = batches(write)
+    writes = batches(write, within_seconds=0.01)
     async with asyncio.TaskGroup() as group:
-        patient = group.create_task(writes.put("patient", within_seconds=60))
-        hasty = group.create_task(_got(writes, "hasty", within_seconds=0.01))
-        told = await hasty
+        waiting = [group.create_task(_got(writes, item)) for item in ("x", "y")]
+        told = [await one for one in waiting]
         write.let_go.set()
+    await writes.drained()
 
-    assert type(told) is Overloaded
-    assert patient.result() == "patient"
-    assert write.batches == [["patient", "hasty"]]
+    assert [type(one) for one in told] == [Overloaded, Overloaded]
+    assert write.batches == [["x", "y"]]
 
 
 async def test_so_many_wait_and_no_more() -> None:

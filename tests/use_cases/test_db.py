@@ -13,6 +13,7 @@ import psycopg
 import pytest
 from psycopg import errors as pg
 from psycopg import sql
+from sqlalchemy import make_url
 
 from ipn_gateway.clock import Clock
 from ipn_gateway.db import PLANS_SECONDS_MIN, RERUNS_MAX, Database, assert_no_transaction
@@ -232,6 +233,27 @@ async def test_plans_are_made_anew_while_tables_grow(database_url: str, faults: 
             anew = await expected(tx)
 
     assert planned == kept < anew
+
+
+async def test_text_goes_over_in_utf8(database_url: str, clock: Clock) -> None:
+    """Whatever the environment or the URL says: sets are written in it."""
+    url = f"{database_url}{'&' if '?' in database_url else '?'}client_encoding=LATIN1"
+    async with Database(url, clock=clock, faults=Faults(), connections_max=1) as db, db.autocommit("test.look") as tx:
+        assert await tx.value("SHOW client_encoding") == "UTF8"
+
+
+async def test_a_database_that_cannot_keep_every_text_is_refused(database_url: str, clock: Clock) -> None:
+    """Bytes and texts of others are kept as they came."""
+    name = "in_latin1"
+    async with await psycopg.AsyncConnection.connect(database_url, autocommit=True) as connection:
+        await connection.execute(f"CREATE DATABASE {name} ENCODING LATIN1 LOCALE_PROVIDER libc LOCALE 'C' TEMPLATE template0")
+        try:
+            url = make_url(database_url).set(database=name).render_as_string(hide_password=False)
+            with pytest.raises(ConfigurationError, match="make one in UTF8"):
+                async with Database(url, clock=clock, faults=Faults(), connections_max=1):
+                    pass
+        finally:
+            await connection.execute(f"DROP DATABASE {name} WITH (FORCE)")
 
 
 async def test_no_look_up_is_compiled(db: Database) -> None:

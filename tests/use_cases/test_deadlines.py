@@ -13,7 +13,7 @@ class Waits:
     def __init__(self) -> None:
         self.given_up: list[str] = []
         self.changed = asyncio.Event()
-        self.deadlines: Deadlines[str] = Deadlines(self._note)
+        self.deadlines: Deadlines[str] = Deadlines(self._note, seconds=0.02)
 
     def _note(self, wait: str) -> None:
         self.given_up.append(wait)
@@ -27,26 +27,28 @@ class Waits:
 
 
 async def test_each_is_given_up_in_its_time() -> None:
-    """Once, and the shorter one first although it began later."""
-    waits = Waits()
-    waits.deadlines.begin("long", 0.1)
-    waits.deadlines.begin("longest", 0.2)
-    waits.deadlines.begin("short", 0.01)
-
+    """Once, and none before its time, whatever the timer was set for."""
+    waits, loop = Waits(), asyncio.get_running_loop()
+    waits.deadlines.begin("first")
+    await waits.until(1)
+    began = loop.time()
+    waits.deadlines.begin("second")
+    waits.deadlines.begin("third")
     await waits.until(3)
 
-    assert waits.given_up == ["short", "long", "longest"]
+    assert waits.given_up == ["first", "second", "third"]
+    assert loop.time() - began >= 0.02
 
 
 async def test_what_has_ended_is_not_given_up() -> None:
     """Nor does it keep the others: the timer goes on to them."""
     waits = Waits()
     for wait in ("ends", "stays", "ends too"):
-        waits.deadlines.begin(wait, 0.02)
+        waits.deadlines.begin(wait)
     waits.deadlines.end("ends")
     waits.deadlines.end("ends too")
     await waits.until(1)
-    waits.deadlines.begin("later", 0.01)
+    waits.deadlines.begin("later")
     await waits.until(2)
 
     assert waits.given_up == ["stays", "later"]
@@ -55,7 +57,7 @@ async def test_what_has_ended_is_not_given_up() -> None:
 async def test_to_end_twice_is_to_end() -> None:
     """Who was given up ends as well."""
     waits = Waits()
-    waits.deadlines.begin("slow", 0.01)
+    waits.deadlines.begin("slow")
     await waits.until(1)
     waits.deadlines.end("slow")
 

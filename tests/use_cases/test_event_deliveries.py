@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import json
 import random
@@ -674,6 +675,25 @@ async def test_a_stop_while_a_set_begins_gives_back_what_has_not_begun(db: Datab
     assert len(server.requests) == begun
     assert await subscribers.in_flight(endpoint_id) == 0
     assert await subscribers.statuses(endpoint_id) == {"delivered": begun, "pending": 3 * STARTED_A_TURN - begun}
+
+
+async def test_a_claim_that_is_broken_off_leaves_no_lease(db: Database, faults: Faults, subscribers: Subscribers) -> None:
+    """Whoever stops the dispatcher twice cancels it while a set begins: what has not begun is given back all the same."""
+    async with serving(says(OK)) as server, dispatching(db, faults=faults, slots=100) as running:
+        endpoint_id = await subscribers.endpoint(server, max_in_flight=100)
+        await subscribers.deliver(endpoint_id, 3 * STARTED_A_TURN)
+        claiming = asyncio.create_task(running.dispatcher.run_once())
+
+        async def cancel() -> None:
+            claiming.cancel()
+
+        faults.on["transport.send:before"] = cancel
+        with contextlib.suppress(asyncio.CancelledError):
+            await claiming
+        await running.dispatcher.stop(seconds=5)
+
+    assert claiming.cancelled()
+    assert await subscribers.in_flight(endpoint_id) == 0
 
 
 # What it costs

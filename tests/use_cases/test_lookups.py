@@ -5,7 +5,7 @@ from __future__ import annotations
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
-from ipn_gateway import batches, inbox_batches
+from ipn_gateway import columns, inbox_batches
 from tests.make import SOURCE, TENANT, Make
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ async def test_a_set_reads_its_own_rows_of_the_ledger_only(db: Database, make: M
     ]
 
     async with db.transaction("test.explain") as tx:
-        plan = await tx.value(f"EXPLAIN (ANALYZE, FORMAT JSON) {inbox_batches._KNOWN}", batches.arrays(rows))
+        plan = await tx.value(f"EXPLAIN (ANALYZE, FORMAT JSON) {inbox_batches._KNOWN}", columns.arrays(rows))
 
     assert _read(plan[0]["Plan"]) == ASKED
 

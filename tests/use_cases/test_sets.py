@@ -10,14 +10,14 @@ from uuid import UUID
 import pytest
 from psycopg.types.json import Jsonb
 
-from ipn_gateway import batches
+from ipn_gateway import columns
 from ipn_gateway.states import OrderStatus
 
 if TYPE_CHECKING:
     from ipn_gateway.db import Transaction
 
 GIVEN = f"""SELECT * FROM {
-    batches.given(
+    columns.given(
         text="text",
         id="uuid",
         raw="bytea",
@@ -50,14 +50,14 @@ async def test_what_goes_in_as_a_set_is_read_as_it_was(tx: Transaction, rows: li
     """Each type that a column may have, with and without values."""
     sent = [row | {"json": Jsonb(row["json"]) if row["json"] else None} for row in rows]
 
-    assert await tx.all(dict, GIVEN, batches.arrays(sent)) == rows
+    assert await tx.all(dict, GIVEN, columns.arrays(sent)) == rows
 
 
 async def test_a_word_of_ours_is_text(tx: Transaction) -> None:
     """Beside text as well."""
     rows: list[dict[str, Any]] = [{"said": OrderStatus.PAID}, {"said": "pending"}, {"said": None}]
 
-    assert await tx.all(dict, f"SELECT * FROM {batches.given(said='text')}", batches.arrays(rows)) == [
+    assert await tx.all(dict, f"SELECT * FROM {columns.given(said='text')}", columns.arrays(rows)) == [
         {"said": "paid"},
         {"said": "pending"},
         {"said": None},
@@ -68,4 +68,4 @@ async def test_a_word_of_ours_is_text(tx: Transaction) -> None:
 def test_a_column_is_of_one_type_that_is_known(values: list[Any]) -> None:
     """Anything else is a fault of ours, and told at once."""
     with pytest.raises(TypeError, match="column"):
-        batches.arrays([{"value": value} for value in values])
+        columns.arrays([{"value": value} for value in values])

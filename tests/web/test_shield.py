@@ -201,9 +201,10 @@ async def test_of_too_many_slow_bodies_the_slowest_makes_room(
     assert await slow[1].status() == 408
 
 
-async def test_an_unknown_route_is_a_404_although_its_body_never_comes(shop: Caller, app: FastAPI, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_unknown_route_is_a_404_although_its_body_never_comes(shop: Caller, rt: Runtime, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is checked before the body is answered before it."""
     monkeypatch.setattr(deps, "BODY_SECONDS_MAX", 0.05)
+    app = create_app(rt)
 
     assert await Slow(app, "/ipn/nobody").status() == 404
     assert await Slow(app).status() == 408
