@@ -1,7 +1,7 @@
 """Idempotency: what a key costs a POST, and what a repeat costs beside an execution.
 
-`POST /v1/endpoints`, the same body with and without an Idempotency-Key, and then the keyed ones again. Twenty tenants take turns, so that
-nobody meets the limit of 200 calls a second.
+`POST /v1/endpoints`, the same body with and without an Idempotency-Key, and then the keyed ones again. So many tenants take turns that
+nobody meets the limit of 200 calls a second, or that of 100 endpoints.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final
 from ipn_gateway.bench import house, load
 from ipn_gateway.bench.comparison import Broken, Comparison, ratio, told
 from ipn_gateway.bench.stage import connected
+from ipn_gateway.endpoints import ENDPOINTS_MAX
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from ipn_gateway.bench.house import House
     from ipn_gateway.bench.stage import Stage
 
-TENANTS: Final = 20
+TENANTS_MIN: Final = 20
 OF_COUNT: Final = 4
 LANES: Final = 16
 BODY: Final = json.dumps({"url": "http://127.0.0.1:9/hooks", "events": ["order.paid"]}).encode()
@@ -30,8 +31,9 @@ BODY: Final = json.dumps({"url": "http://127.0.0.1:9/hooks", "events": ["order.p
 @contextlib.asynccontextmanager
 async def sides(stage: Stage) -> AsyncIterator[list[Side]]:
     """Without a key, with one, and with the same ones again."""
-    async with house.opened(stage, roles="web", tenants=TENANTS) as home:
-        count = max(1, stage.size.count // OF_COUNT)
+    count = max(1, stage.size.count // OF_COUNT)
+    endpoints = 2 * stage.size.turns * count
+    async with house.opened(stage, roles="web", tenants=max(TENANTS_MIN, -(-endpoints // (ENDPOINTS_MAX - 1)))) as home:
         run = iter(stage.numbers)
         keys: list[str] = []
 
