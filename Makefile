@@ -27,7 +27,7 @@ demo: .venv/.installed ## Watch payments arrive twice, late and forged, and each
 serve: .venv/.installed ## Run the gateway on its embedded PostgreSQL
 	$(BIN)/ipn-gateway serve $(ARGS)
 
-bench: .venv/.installed ## Measure its speed by ratios, 40 minutes (ARGS=--quick: 5), and write bench.json
+bench: .venv/.installed ## Measure its speed by ratios, 30 minutes (ARGS=--quick: 5), and write bench.json
 	$(BIN)/ipn-gateway bench --json $(ARGS) > bench.json
 
 prove: .venv/.installed ## Kill gateways 300 times under 10,000 notifications, and count what is lost or doubled; about five minutes

@@ -36,7 +36,7 @@ class BenchStopped(GatewayError):
 
 def bench(
     *,
-    quick: Annotated[bool, typer.Option("--quick", help="Fewer rows and turns: 5 minutes on two processors instead of 40.")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="Fewer rows and turns: 5 minutes on two processors instead of 30.")] = False,
     only: Annotated[list[str] | None, typer.Option(metavar="NAME", help="One comparison; may be given again.")] = None,
     count: Annotated[int | None, typer.Option(min=8, help="Notifications a measurement, for trying it out; times scale with it.")] = None,
     as_json: AsJson = False,

@@ -32,8 +32,8 @@ BODY: Final = json.dumps({"url": "http://127.0.0.1:9/hooks", "events": ["order.p
 async def sides(stage: Stage) -> AsyncIterator[list[Side]]:
     """Without a key, with one, and with the same ones again."""
     count = max(1, stage.size.count // OF_COUNT)
-    endpoints = 2 * stage.size.turns * count
-    async with house.opened(stage, roles="web", tenants=max(TENANTS_MIN, -(-endpoints // (ENDPOINTS_MAX - 1)))) as home:
+    of_each = (ENDPOINTS_MAX - 1) // (2 * stage.size.turns)  # what a tenant may make in each measurement; it has one already
+    async with house.opened(stage, roles="web", tenants=max(TENANTS_MIN, -(-count // of_each))) as home:
         run = iter(stage.numbers)
         keys: list[str] = []
 

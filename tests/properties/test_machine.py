@@ -326,7 +326,7 @@ class Flow(RuleBasedStateMachine):
             subscriber.mode = "up"
         for fields in self.sent:
             assert self.notify(fields)
-        for _ in range(300):
+        for _ in range(600):  # for two days each unclear order is asked about each 10 minutes
             self.play(_enable_all)
             self.play(Life.all_at_once)
             self.play(Life.maintain)

@@ -204,7 +204,7 @@ async def test_too_many_that_wait_are_turned_away_at_once(world: World) -> None:
 
 async def test_a_sender_waits_no_longer_than_it_is_said(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """The database says nothing: the sender is told 503 in time. What was on its way is stored when it comes back, and once."""
-    monkeypatch.setattr(notifications, "INTAKE_SECONDS_MAX", 0.2)
+    monkeypatch.setattr(world.rt.intake._arrivals._deadlines, "_seconds", 0.2)
     held = Held(world)
     receipts = await together(world, bodies_of(world, 3))
     held.let_go.set()

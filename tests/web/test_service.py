@@ -80,7 +80,7 @@ async def test_pending_migrations_are_not_ready_but_a_newer_database_is(rt: Runt
 
 async def test_partitions_that_end_soon_are_not_ready(rt: Runtime, clock) -> None:
     """A week before intake would have nowhere to write."""
-    clock.advance(days=110)
+    clock.advance(days=130)
 
     status, found = await readiness(rt)
 
