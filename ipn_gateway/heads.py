@@ -1,10 +1,13 @@
-"""Bounds on the head of a request, which the fast parser has none of: 64 KiB and 10 seconds, then the connection ends.
+"""Heads of requests, where the fast parser needs help.
 
-Without them anybody could fill the memory, or the connections, before a route is even looked for.
+It has no bounds: 64 KiB and 10 seconds, then the connection ends. Without them anybody could fill the memory, or the connections, before a
+route is even looked for. And it reads no body behind an offer to upgrade, which some clients make in each request (HTTP/2 in cleartext) and
+a server may ignore (RFC 9110, 7.8): so it is not shown to it.
 """
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Final
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
@@ -19,6 +22,11 @@ HEAD_SECONDS_MAX: Final = 10.0
 
 _TOO_LARGE: Final = b"HTTP/1.1 431 Request Header Fields Too Large\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
 _TOO_SLOW: Final = b"HTTP/1.1 408 Request Timeout\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
+
+
+_END_OF_HEAD: Final = b"\r\n\r\n"
+_OFFER: Final = re.compile(rb"(?<=\r\n)u(?=pgrade[ \t]*:)", re.IGNORECASE)
+_DISGUISED: Final = b"!pgrade"
 
 
 class BoundedHeads(HttpToolsProtocol):
@@ -43,7 +51,9 @@ class BoundedHeads(HttpToolsProtocol):
         """Counts while the head goes on; what is parsed at once is looked at when the head is complete."""
         if self._refused:
             return
-        self._head_bytes += len(data) if self._in_head else 0
+        if self._in_head:
+            self._head_bytes += len(data)
+            data = _disguised(data)
         super().data_received(data)
         if self._in_head and self._head_bytes > HEAD_BYTES_MAX:
             self._refuse(_TOO_LARGE, "too_large")
@@ -53,6 +63,10 @@ class BoundedHeads(HttpToolsProtocol):
         super().on_message_begin()
         self._in_head, self._head_bytes = True, 0
         self._wait_for_head()
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """As it was sent."""
+        super().on_header(b"upgrade" if name.lower() == _DISGUISED else name, value)
 
     def on_headers_complete(self) -> None:
         """Only a head within its bounds becomes a request."""
@@ -73,6 +87,13 @@ class BoundedHeads(HttpToolsProtocol):
             super().on_message_complete()
         self._in_head, self._head_bytes = True, 0
 
+    def send_400_response(self, msg: str) -> None:
+        """Says so and ends the connection: what is being answered to the request before has nowhere to go any more."""
+        super().send_400_response(msg)
+        if self.cycle is not None:
+            self.cycle.disconnected = True
+            self.cycle.message_event.set()
+
     def _wait_for_head(self) -> None:
         if self._patience is None:
             self._patience = self.loop.call_later(HEAD_SECONDS_MAX, self._refuse, _TOO_SLOW, "too_slow")
@@ -89,3 +110,11 @@ class BoundedHeads(HttpToolsProtocol):
         logs.count(f"heads.{why}")
         self.transport.write(answer)
         self.transport.close()
+
+
+def _disguised(data: bytes) -> bytes:
+    """The piece with the offer under another name; what follows the head is left as it is."""
+    if b"upgrade" not in data.lower():
+        return data
+    head, end, rest = data.partition(_END_OF_HEAD)
+    return _OFFER.sub(b"!", head) + end + rest

@@ -95,3 +95,36 @@ async def test_a_head_that_does_not_come_is_not_waited_for(port: int, monkeypatc
     answer = await exchange(port, sent)
 
     assert answer.startswith(b"HTTP/1.1 408")
+
+
+@pytest.mark.parametrize("offer", ["Upgrade: h2c", "upgrade: websocket", "UPGRADE:h2c"])
+async def test_an_offer_to_upgrade_is_ignored(port: int, offer: str) -> None:
+    """Some clients make it in each request; its body counts, and so does the next request (RFC 9110, 7.8)."""
+    head = (
+        f"POST / HTTP/1.1\r\nhost: a\r\nConnection: Upgrade, HTTP2-Settings\r\n{offer}\r\nHTTP2-Settings: AAMA\r\ncontent-length: 5\r\n\r\n"
+    )
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    for body in (b"12345", b"\r\nUpg"):
+        writer.write(head.encode() + body)
+        answer = await reader.readuntil(b"\r\n\r\n")
+        counted = await reader.readexactly(1)
+
+        assert answer.startswith(b"HTTP/1.1 200"), answer
+        assert counted == b"5"
+    writer.close()
+
+
+def test_only_the_offer_of_a_head_is_changed() -> None:
+    """Neither other headers, nor what follows the head."""
+    piece = b"POST / HTTP/1.1\r\nX-Upgrade: 1\r\nUpgrade: h2c\r\nY: upgrade: 2\r\n\r\nz\r\nUpgrade: 3"
+
+    assert heads._disguised(piece) == piece.replace(b"\r\nUpgrade: h2c", b"\r\n!pgrade: h2c")
+
+
+async def test_what_follows_a_request_and_is_none_ends_the_connection(port: int, caplog: pytest.LogCaptureFixture) -> None:
+    """The answer under way is dropped without an error: its connection is gone."""
+    caplog.set_level("WARNING")
+    received = await exchange(port, b"POST / HTTP/1.1\r\nhost: a\r\ncontent-length: 1\r\n\r\n1234567")
+
+    assert b" 400 " in received
+    assert [record for record in caplog.records if record.levelname == "ERROR"] == []
