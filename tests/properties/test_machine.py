@@ -280,7 +280,10 @@ class Flow(RuleBasedStateMachine):
         while len(waiting) == 2 or (last_first and waiting):
             before = invariants.photograph(self.database)
             self.runner.run(self.stage.let_go())
-            assert kind == "refund" or invariants.photograph(self.database) == before
+            after = invariants.photograph(self.database)
+            # Who finds a payment books it, late or not: the ledger takes it once, from whoever comes first.
+            booked = kind == "sweep" and after["processed_notifications"] != before["processed_notifications"]
+            assert kind == "refund" or booked or after == before
         while waiting:
             self.runner.run(self.stage.let_go())
         self.broke = False
