@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from functools import cache
 from operator import attrgetter
@@ -48,15 +48,19 @@ class _Form(NamedTuple):
     encode: Callable[[Any], bytes]
 
 
+_LONG: Final = Struct("!q")
+_EPOCH: Final = datetime(2000, 1, 1, tzinfo=UTC)
+_MICROSECOND: Final = timedelta(microseconds=1)
+
 _FORMS: Final[Mapping[type, _Form]] = {
     str: _Form(25, 1009, str.encode),
     Decimal: _Form(25, 1009, lambda value: str(value).encode()),
-    datetime: _Form(25, 1009, lambda value: value.isoformat().encode()),
+    datetime: _Form(1184, 1185, lambda value: _LONG.pack((value - _EPOCH) // _MICROSECOND)),
     Jsonb: _Form(25, 1009, lambda value: json.dumps(value.obj).encode()),
     UUID: _Form(2950, 2951, attrgetter("bytes")),
     bytes: _Form(17, 1001, bytes),
     bool: _Form(16, 1000, lambda value: b"\1" if value else b"\0"),
-    int: _Form(20, 1016, Struct("!q").pack),
+    int: _Form(20, 1016, _LONG.pack),
     float: _Form(701, 1022, Struct("!d").pack),
 }
 _HEAD: Final = Struct("!5i")  # dimensions, whether there are nulls, the element's type, how many, the first one's number

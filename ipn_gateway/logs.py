@@ -10,10 +10,11 @@ import re
 import sys
 from collections import Counter
 from functools import cache
-from json import JSONEncoder
+from json import dumps
 from typing import TYPE_CHECKING, Any, Final
 
 import structlog
+from pydantic_core import to_json
 
 if TYPE_CHECKING:
     from collections.abc import Callable, MutableMapping
@@ -46,25 +47,35 @@ def _may_hold_a_key(text: str) -> bool:
 
 
 def _redact_event(_: Any, __: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
-    texts = "\n".join([value for value in event.values() if isinstance(value, str)])  # one look at all of them is mostly enough
-    if not _may_hold_a_pair(texts) and not _may_hold_a_key(texts) and not any(isinstance(value, _MANY) for value in event.values()):
-        return event
+    if _PLAIN.issuperset(map(type, event.values())):
+        texts = "\n".join([value for value in event.values() if type(value) is str])  # one look at all of them is mostly enough
+        if not _may_hold_a_pair(texts) and not _may_hold_a_key(texts):
+            return event
     return {name: _redacted(value) for name, value in event.items()}
 
 
-_MANY: Final = (dict, list, tuple)
+_PLAIN: Final = frozenset((str, int, float, bool, type(None)))
 
 
 def _redacted(value: Any) -> Any:
     if isinstance(value, str):
         return redact(value)
+    if value is None or isinstance(value, (int, float)):
+        return value
     if isinstance(value, dict):
         return {name: _redacted(one) for name, one in value.items()}
-    return [_redacted(one) for one in value] if isinstance(value, (list, tuple)) else value
+    return [_redacted(one) for one in value] if isinstance(value, (list, tuple)) else redact(repr(value))
 
 
 _stamp = structlog.processors.TimeStamper(fmt="iso", utc=True)
-_encode = JSONEncoder(default=lambda value: redact(repr(value))).encode
+
+
+def _encode(event: MutableMapping[str, Any]) -> str:
+    """Of what `_redact_event` leaves. The fast way, which takes a quarter of the other's time, refuses what is not Unicode."""
+    try:
+        return to_json(event).decode()
+    except ValueError:
+        return dumps(event, separators=(",", ":"))
 
 
 def _json_line(_: Any, level: str, event: MutableMapping[str, Any]) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+from dataclasses import dataclass, field
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
@@ -46,8 +47,8 @@ def test_a_line_has_its_fields_in_their_order(capsys: pytest.CaptureFixture[str]
 
     text = capsys.readouterr().err
     assert text.startswith(
-        '{"component": "orders", "amount": "Decimal(\'1.50\')", "id": "UUID(\'00000000-0000-0000-0000-000000000001\')", "none": null,'
-        ' "at": 1.5, "items": ["a", 2], "event": "order.paid", "level": "info", "timestamp": "2'
+        '{"component":"orders","amount":"Decimal(\'1.50\')","id":"UUID(\'00000000-0000-0000-0000-000000000001\')","none":null,'
+        '"at":1.5,"items":["a",2],"event":"order.paid","level":"info","timestamp":"2'
     )
     assert text.endswith('Z"}\n')
 
@@ -73,6 +74,33 @@ def test_credentials_are_taken_out_of_a_line(capsys: pytest.CaptureFixture[str],
     (line,) = lines(capsys)
     assert (line["about"], line["order_id"], line["url"]) == (shown, "ORD-1", "https://example.com/?a=b")
     assert (line["event"], line["level"]) == ("thing.seen", "warning")
+
+
+def test_what_is_not_unicode_is_logged_all_the_same(capsys: pytest.CaptureFixture[str]) -> None:
+    """In a line of the same form."""
+    logs.configure(json=True)
+    logs.get("x").warning("thing.seen", about="half of \ud83d", items=["a", 2])
+
+    text = capsys.readouterr().err
+    assert text.startswith('{"component":"x","about":"half of \\ud83d","items":["a",2],"event":"thing.seen"')
+
+
+@dataclass
+class _Sealed:
+    """Something that keeps a value to itself."""
+
+    name: str
+    value: str = field(repr=False)
+
+
+def test_what_an_object_keeps_to_itself_is_not_logged(capsys: pytest.CaptureFixture[str]) -> None:
+    """It is shown as Python shows it, wherever it stands, and not taken apart."""
+    logs.configure(json=True)
+    logs.get("x").warning("thing.seen", one=_Sealed("n", "plum"), many=[_Sealed("n", "plum")])
+
+    text = capsys.readouterr().err
+    assert text.count("_Sealed(name='n')") == 2
+    assert "plum" not in text
 
 
 @pytest.mark.parametrize("value", [[SECRET], {"a": {"b": SECRET}}, (SECRET, 1), ValueError(SECRET), SECRET.encode()])
