@@ -25,7 +25,9 @@ _TOO_SLOW: Final = b"HTTP/1.1 408 Request Timeout\r\nconnection: close\r\nconten
 
 
 _END_OF_HEAD: Final = b"\r\n\r\n"
+_BEFORE: Final = len(_END_OF_HEAD) - 1
 _OFFER: Final = re.compile(rb"(?<=\r\n)u(?=pgrade[ \t]*:)", re.IGNORECASE)
+_OFFER_BEGINS: Final = re.compile(rb"\r(\n(\r|u(p(g(r(a(d(e[ \t]{0,9})?)?)?)?)?)?)?)?\Z", re.IGNORECASE)
 _DISGUISED: Final = b"!pgrade"
 
 
@@ -35,6 +37,8 @@ class BoundedHeads(HttpToolsProtocol):
     _in_head = True
     _refused = False
     _head_bytes = 0
+    _before = b""
+    _held = b""
     _patience: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as in the class above
@@ -53,7 +57,8 @@ class BoundedHeads(HttpToolsProtocol):
             return
         if self._in_head:
             self._head_bytes += len(data)
-            data = _disguised(data)
+            data, self._held = _disguised(self._before, self._held + data)
+        self._before = (self._before + data)[-_BEFORE:]
         super().data_received(data)
         if self._in_head and self._head_bytes > HEAD_BYTES_MAX:
             self._refuse(_TOO_LARGE, "too_large")
@@ -112,9 +117,16 @@ class BoundedHeads(HttpToolsProtocol):
         self.transport.close()
 
 
-def _disguised(data: bytes) -> bytes:
-    """The piece with the offer under another name; what follows the head is left as it is."""
-    if b"upgrade" not in data.lower():
-        return data
-    head, end, rest = data.partition(_END_OF_HEAD)
-    return _OFFER.sub(b"!", head) + end + rest
+def _disguised(before: bytes, data: bytes) -> tuple[bytes, bytes]:
+    """The piece with the offer under another name, and what may be the beginning of one, or of the head's end, for the next piece.
+
+    `before` is what was parsed before it, the last `_BEFORE` bytes of it. What follows the head is left as it is.
+    """
+    ended = (before + data).find(_END_OF_HEAD)
+    over = len(data) if ended < 0 else ended + len(_END_OF_HEAD) - len(before)
+    head, rest, held = data[:over], data[over:], b""
+    if ended < 0 and (begun := _OFFER_BEGINS.search(head)):
+        head, held = head[: begun.start()], begun.group()
+    if b"upgrade" in head.lower():
+        head = _OFFER.sub(b"!", before + head)[len(before) :]
+    return head + rest, held

@@ -26,10 +26,29 @@ async def echo(scope: Any, receive: Any, send: Any) -> None:
     await send({"type": "http.response.body", "body": str(len(body)).encode()})
 
 
+class Counted(BoundedHeads):
+    """Counts what was read."""
+
+    bytes_read = 0
+
+    def data_received(self, data: bytes) -> None:
+        Counted.bytes_read += len(data)
+        super().data_received(data)
+
+
+async def in_pieces(writer: asyncio.StreamWriter, *pieces: bytes) -> None:
+    """Each is read before the next one is sent."""
+    for piece in pieces:
+        expected = Counted.bytes_read + len(piece)
+        writer.write(piece)
+        while Counted.bytes_read < expected:  # noqa: ASYNC110 - a protocol sets no event
+            await asyncio.sleep(0)
+
+
 @pytest.fixture
 async def port() -> AsyncIterator[int]:
     """A server with bounded heads."""
-    config = uvicorn.Config(echo, http=BoundedHeads, ws="none", lifespan="off", log_config=None, access_log=False, port=0)
+    config = uvicorn.Config(echo, http=Counted, ws="none", lifespan="off", log_config=None, access_log=False, port=0)
     server = uvicorn.Server(config)
     setattr(server, "capture_signals", contextlib.nullcontext)  # noqa: B010 - signals are the test runner's
     serving = asyncio.get_running_loop().create_task(server.serve())
@@ -118,7 +137,48 @@ def test_only_the_offer_of_a_head_is_changed() -> None:
     """Neither other headers, nor what follows the head."""
     piece = b"POST / HTTP/1.1\r\nX-Upgrade: 1\r\nUpgrade: h2c\r\nY: upgrade: 2\r\n\r\nz\r\nUpgrade: 3"
 
-    assert heads._disguised(piece) == piece.replace(b"\r\nUpgrade: h2c", b"\r\n!pgrade: h2c")
+    assert heads._disguised(b"", piece) == (piece.replace(b"\r\nUpgrade: h2c", b"\r\n!pgrade: h2c"), b"")
+
+
+OFFERED = b"POST / HTTP/1.1\r\nhost: a\r\nUpgrade : h2c\r\nup: 1\r\ncontent-length: 5\r\nUPGRADE: x\r\n\r\n"
+
+
+@pytest.mark.parametrize("size", range(1, len(OFFERED)))
+def test_an_offer_that_comes_in_pieces_is_changed_too(size: int) -> None:
+    """Of what might be one, so much waits for the next piece; with the end of the head nothing waits."""
+    passed, held = b"", b""
+    for begun in range(0, len(OFFERED), size):
+        now, held = heads._disguised(passed[-3:], held + OFFERED[begun : begun + size])
+        passed += now
+
+    assert passed == OFFERED.replace(b"Upgrade", b"!pgrade").replace(b"UPGRADE", b"!PGRADE")
+    assert held == b""
+
+
+async def test_a_request_behind_another_may_begin_in_any_piece(port: int) -> None:
+    """The end of its head is found, whatever came with the request before."""
+    first, second = b"POST / HTTP/1.1\r\nhost: a\r\ncontent-length: 3\r\n\r\nab", b"cGET / HTTP/1.1\r\nhost: a\r\nUpgrade: h2c\r\n\r\n"
+    for cut in range(1, len(second)):
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        async with asyncio.timeout(5):
+            await in_pieces(writer, first, second[:cut], second[cut:])
+            answers = [await reader.readuntil(b"\r\n\r\n") + await reader.readexactly(1) for _ in range(2)]
+        writer.close()
+
+        assert [answer[-1:] for answer in answers] == [b"3", b"0"]
+
+
+async def test_a_request_whose_head_comes_in_pieces_keeps_its_body(port: int) -> None:
+    """Byte by byte."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    async with asyncio.timeout(5):
+        await in_pieces(writer, *[bytes([byte]) for byte in OFFERED.replace(b"Upgrade :", b"Upgrade:") + b"12345"])
+        answer = await reader.readuntil(b"\r\n\r\n")
+        counted = await reader.readexactly(1)
+    writer.close()
+
+    assert answer.startswith(b"HTTP/1.1 200"), answer
+    assert counted == b"5"
 
 
 async def test_what_follows_a_request_and_is_none_ends_the_connection(port: int, caplog: pytest.LogCaptureFixture) -> None:
