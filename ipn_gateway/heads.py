@@ -58,7 +58,7 @@ class BoundedHeads(HttpToolsProtocol):
         if self._in_head:
             self._head_bytes += len(data)
             data, self._held = _disguised(self._before, self._held + data)
-        self._before = (self._before + data)[-_BEFORE:]
+        self._before = (self._before + data[-_BEFORE:])[-_BEFORE:]
         super().data_received(data)
         if self._in_head and self._head_bytes > HEAD_BYTES_MAX:
             self._refuse(_TOO_LARGE, "too_large")
