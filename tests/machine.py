@@ -186,10 +186,11 @@ class Life:
     async def end(self) -> None:
         """Drop it with all that it does. Its pools go last, and with them every connection."""
         self.points.died.set()
-        left = [task for task in self.tasks if not task.done()]
-        for task in left:
-            task.cancel()
-        await asyncio.gather(*left, return_exceptions=True)
+        while left := [task for task in self.tasks if not task.done()]:
+            for task in left:
+                task.cancel()
+            await asyncio.wait(left, timeout=LOOK_SECONDS)  # Python 3.11's `wait_for` loses a cancellation that comes with the result
+        await asyncio.gather(*self.tasks, return_exceptions=True)
         await self._stack.aclose()
 
 
