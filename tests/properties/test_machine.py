@@ -329,13 +329,13 @@ class Flow(RuleBasedStateMachine):
             subscriber.mode = "up"
         for fields in self.sent:
             assert self.notify(fields)
-        for _ in range(600):  # of at least 10 minutes each: nothing is asked about for longer than three days
+        for _ in range(600):  # of half an hour and more: what is asked about for three days takes up to twice as long here
             self.play(_enable_all)
             self.play(Life.all_at_once)
             self.play(Life.maintain)
             if (due := expectations.next_due(self.database)) is None:
                 return
-            self.clock.offset = max(self.clock.offset, due - Clock().now()) + timedelta(minutes=10)
+            self.clock.offset = max(self.clock.offset, due - Clock().now()) + timedelta(minutes=30)
         raise AssertionError(f"it comes to no end: {expectations.open_work(self.database)}")
 
 
