@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     Row = dict[str, Any]
 
 UNPAID: Final = frozenset({"pending", "failed", "cancelled", "expired"})
-# The sweep asks on about an order whose attempts stay unclear, or whose money waits for a person.
+# The sweep asks on about an order whose attempts stay unclear, or whose money waits for a person. A key under which nothing was begun is
+# for its client to use again.
 OPEN: Final = """
 SELECT least(
     (SELECT min(due_at) FROM inbox WHERE state = 'received'),
@@ -28,7 +29,7 @@ SELECT least(
     (SELECT min(due_at) FROM refunds),
     (SELECT min(greatest(next_attempt_at, open_until)) FROM event_deliveries LEFT JOIN endpoint_states USING (tenant_id, endpoint_id)
       WHERE next_attempt_at IS NOT NULL),
-    (SELECT min(lease_expires_at) FROM idempotency_keys WHERE state = 'in_progress'))
+    (SELECT min(lease_expires_at) FROM idempotency_keys WHERE state = 'in_progress' AND recovery_point <> 'started'))
 """
 
 
