@@ -120,7 +120,8 @@ class BoundedHeads(HttpToolsProtocol):
 def _disguised(before: bytes, data: bytes) -> tuple[bytes, bytes]:
     """The piece with the offer under another name, and what may be the beginning of one, or of the head's end, for the next piece.
 
-    `before` is what was parsed before it, the last `_BEFORE` bytes of it. What follows the head is left as it is.
+    `before` is what was parsed before it, the last `_BEFORE` bytes of it. What follows the head is left as it is: it may be a body. So the
+    offer of a request that is sent before the answer to the one before it may go unseen.
     """
     ended = (before + data).find(_END_OF_HEAD)
     over = len(data) if ended < 0 else ended + len(_END_OF_HEAD) - len(before)

@@ -86,20 +86,26 @@ def _json_line(_: Any, level: str, event: MutableMapping[str, Any]) -> str:
     return _encode(_stamp(None, level, _redact_event(None, level, event)))
 
 
-class _RedactFilter(logging.Filter):
-    """For lines of other libraries: the message is built, redacted and passed on."""
+class _Foreign(logging.Formatter):
+    """Lines of other libraries: as JSON of the same form, their component is the name of the logger; redacted in any case."""
 
-    def filter(self, record: logging.LogRecord) -> bool:
-        record.msg, record.args = redact(record.getMessage()), ()
-        return True
+    def __init__(self, *, as_json: bool) -> None:
+        super().__init__("%(levelname)s %(name)s %(message)s")
+        self._as_json = as_json
+
+    def format(self, record: logging.LogRecord) -> str:
+        if not self._as_json:
+            return redact(super().format(record))
+        event = {"component": record.name, "event": record.getMessage()}
+        return _json_line(None, record.levelname.lower(), event | ({"exc_info": record.exc_info} if record.exc_info else {}))
 
 
 def configure(*, level: str = "INFO", json: bool | None = None) -> None:
     """Set up logging for this process; `json` defaults to whether standard error is no terminal."""
     as_json = not sys.stderr.isatty() if json is None else json
     handler = logging.StreamHandler(sys.stderr)
-    handler.addFilter(_RedactFilter())
-    logging.basicConfig(level=level, handlers=[handler], format="%(levelname)s %(name)s %(message)s", force=True)
+    handler.setFormatter(_Foreign(as_json=as_json))
+    logging.basicConfig(level=level, handlers=[handler], force=True)
     for noisy in ("httpx", "aiohttp.access", "uvicorn.access", "alembic", "psycopg.pool"):
         logging.getLogger(noisy).setLevel(logging.WARNING)
     logging.getLogger("psycopg.pool").setLevel(logging.ERROR)  # a database that is away is told by what fails for it

@@ -187,3 +187,34 @@ def test_what_tests_capture_is_not_written(capsys: pytest.CaptureFixture[str]) -
 
     assert captured == [{"component": "x", "number": 2, "event": "second", "log_level": "info"}]
     assert [line["event"] for line in lines(capsys)] == ["first", "third"]
+
+
+def test_lines_of_other_libraries_have_the_same_form(capsys: pytest.CaptureFixture[str]) -> None:
+    """So that whoever reads the log line by line reads all of it; nothing secret is in them, nor in what they tell of a failure."""
+    logs.configure(json=True)
+    logging.getLogger("uvicorn.error").warning("bad %s", "password=qwerty")
+    try:
+        int(f"bad key {SECRET}")
+    except ValueError:
+        logging.getLogger("uvicorn.error").exception("It failed.")
+
+    text = capsys.readouterr().err
+    warned, failed = [json.loads(line) for line in text.splitlines()]
+    assert (warned["component"], warned["event"], warned["level"]) == ("uvicorn.error", "bad password=[redacted]", "warning")
+    assert (failed["component"], failed["event"], failed["level"]) == ("uvicorn.error", "It failed.", "error")
+    assert "bad key [redacted]" in failed["exception"]
+    assert warned["timestamp"].endswith("Z")
+
+
+def test_lines_of_other_libraries_are_redacted_for_people_too(capsys: pytest.CaptureFixture[str]) -> None:
+    """Also what they tell of a failure."""
+    logs.configure(json=False)
+    try:
+        int(f"bad key {SECRET}")
+    except ValueError:
+        logging.getLogger("uvicorn.error").exception("It failed: %s", "password=qwerty")
+
+    text = capsys.readouterr().err
+    assert "ERROR uvicorn.error It failed: password=[redacted]\n" in text
+    assert "bad key [redacted]" in text
+    assert SECRET not in text
