@@ -358,7 +358,7 @@ async def _configure(connection: Connection) -> None:
                    set_config('lock_timeout', '{LOCK_TIMEOUT_SECONDS}s', false),
                    set_config('idle_in_transaction_session_timeout', '{IDLE_IN_TRANSACTION_TIMEOUT_SECONDS}s', false),
                    set_config('jit', 'off', false),
-                   set_config('timezone', 'UTC', false)"""
+                   set_config('timezone', 'UTC', false), set_config('datestyle', 'ISO', false)"""
     )
 
 

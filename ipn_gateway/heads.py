@@ -35,6 +35,7 @@ class BoundedHeads(HttpToolsProtocol):
     """uvicorn's protocol over httptools; a head that is too long or too slow is refused with 431 or 408 (RFC 6585, RFC 9110)."""
 
     _in_head = True
+    _begun = False
     _refused = False
     _head_bytes = 0
     _before = b""
@@ -56,6 +57,10 @@ class BoundedHeads(HttpToolsProtocol):
         if self._refused:
             return
         if self._in_head:
+            if not self._begun:  # empty lines before a request are ignored (RFC 9112, 2.2), and end no wait
+                data, self._before = data.lstrip(b"\r\n"), b""
+                if not data:
+                    return
             self._head_bytes += len(data)
             data, self._held = _disguised(self._before, self._held + data)
         self._before = (self._before + data[-_BEFORE:])[-_BEFORE:]
@@ -66,7 +71,7 @@ class BoundedHeads(HttpToolsProtocol):
     def on_message_begin(self) -> None:
         """The first byte of a request."""
         super().on_message_begin()
-        self._in_head, self._head_bytes = True, 0
+        self._in_head, self._begun, self._head_bytes = True, True, 0
         self._wait_for_head()
 
     def on_header(self, name: bytes, value: bytes) -> None:
@@ -90,7 +95,7 @@ class BoundedHeads(HttpToolsProtocol):
         """The next byte begins another head."""
         if not self._refused:
             super().on_message_complete()
-        self._in_head, self._head_bytes = True, 0
+        self._in_head, self._begun, self._head_bytes = True, False, 0
 
     def send_400_response(self, msg: str) -> None:
         """Says so and ends the connection: what is being answered to the request before has nowhere to go any more."""

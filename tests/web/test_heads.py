@@ -48,7 +48,7 @@ async def in_pieces(writer: asyncio.StreamWriter, *pieces: bytes) -> None:
 @pytest.fixture
 async def port() -> AsyncIterator[int]:
     """A server with bounded heads."""
-    config = uvicorn.Config(echo, http=Counted, ws="none", lifespan="off", log_config=None, access_log=False, port=0)
+    config = uvicorn.Config(echo, http=Counted, ws="none", lifespan="off", log_config=None, access_log=False, port=0, timeout_keep_alive=1)
     server = uvicorn.Server(config)
     setattr(server, "capture_signals", contextlib.nullcontext)  # noqa: B010 - signals are the test runner's
     serving = asyncio.get_running_loop().create_task(server.serve())
@@ -179,6 +179,34 @@ async def test_a_request_whose_head_comes_in_pieces_keeps_its_body(port: int) ->
 
     assert answer.startswith(b"HTTP/1.1 200"), answer
     assert counted == b"5"
+
+
+@pytest.mark.parametrize("stray", [b"\r\n", b"\r\n\r\n", b"\r", b"\n"])
+async def test_empty_lines_before_a_request_are_ignored(port: int, stray: bytes) -> None:
+    """Before the first one and between two, also behind a body that ends as a line does (RFC 9112, 2.2)."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    async with asyncio.timeout(5):
+        for _ in range(3):
+            await in_pieces(writer, stray, stray + OFFERED.replace(b"Upgrade :", b"Upgrade:") + b"123\r\n")
+            answer = await reader.readuntil(b"\r\n\r\n")
+            counted = await reader.readexactly(1)
+
+            assert answer.startswith(b"HTTP/1.1 200"), answer
+            assert counted == b"5"
+    writer.close()
+
+
+async def test_empty_lines_keep_no_connection_open(port: int) -> None:
+    """One that is idle ends in its time, whatever comes that is no request."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    async with asyncio.timeout(8):
+        writer.write(b"GET / HTTP/1.1\r\nhost: a\r\n\r\n")
+        await reader.readuntil(b"\r\n\r\n")
+        await reader.readexactly(1)
+        await in_pieces(writer, b"\r\n", b"\r")
+
+        assert await reader.read() == b""
+    writer.close()
 
 
 async def test_what_follows_a_request_and_is_none_ends_the_connection(port: int, caplog: pytest.LogCaptureFixture) -> None:
