@@ -8,7 +8,8 @@ a server may ignore (RFC 9110, 7.8): so it is not shown to it.
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Final
+from collections import deque
+from typing import TYPE_CHECKING, Any, Final
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
@@ -16,6 +17,8 @@ from ipn_gateway import logs
 
 if TYPE_CHECKING:
     import asyncio
+
+    from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
 HEAD_BYTES_MAX: Final = 64 * 1024
 HEAD_SECONDS_MAX: Final = 10.0
@@ -42,15 +45,21 @@ class BoundedHeads(HttpToolsProtocol):
     _held = b""
     _patience: asyncio.TimerHandle | None = None
 
+    def __init__(self, *given: Any, **named: Any) -> None:
+        """As uvicorn makes it."""
+        super().__init__(*given, **named)
+        self._unanswered: deque[RequestResponseCycle] = deque()
+
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as in the class above
         """A connection that sends nothing is not waited for either."""
         super().connection_made(transport)
         self._wait_for_head()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Nothing is waited for any more."""
+        """Nothing is waited for any more, and no answer that is under way has anywhere to go."""
         self._head_is_over()
         super().connection_lost(exc)
+        self._drop_answers()
 
     def data_received(self, data: bytes) -> None:
         """Counts while the head goes on; what is parsed at once is looked at when the head is complete."""
@@ -85,6 +94,12 @@ class BoundedHeads(HttpToolsProtocol):
             self._refuse(_TOO_LARGE, "too_large")
         else:
             super().on_headers_complete()
+            self._unanswered.append(self.cycle)
+
+    def on_response_complete(self) -> None:
+        """Answers go in the order of the requests."""
+        self._unanswered.popleft()
+        super().on_response_complete()
 
     def on_body(self, body: bytes) -> None:
         """Of a refused request nothing is read."""
@@ -98,11 +113,19 @@ class BoundedHeads(HttpToolsProtocol):
         self._in_head, self._begun, self._head_bytes = True, False, 0
 
     def send_400_response(self, msg: str) -> None:
-        """Says so and ends the connection: what is being answered to the request before has nowhere to go any more."""
+        """Says so and ends the connection."""
         super().send_400_response(msg)
-        if self.cycle is not None:
-            self.cycle.disconnected = True
-            self.cycle.message_event.set()
+        self._drop_answers()
+
+    def _drop_answers(self) -> None:
+        for cycle in self._unanswered:
+            cycle.disconnected = True
+            cycle.message_event.set()
+
+    def _unsupported_upgrade_warning(self) -> None:
+        """An offer came through: its request's body was not read, so nothing behind it may be taken for another request."""
+        self._refused = True
+        self.cycle.keep_alive = False
 
     def _wait_for_head(self) -> None:
         if self._patience is None:
@@ -126,7 +149,7 @@ def _disguised(before: bytes, data: bytes) -> tuple[bytes, bytes]:
     """The piece with the offer under another name, and what may be the beginning of one, or of the head's end, for the next piece.
 
     `before` is what was parsed before it, the last `_BEFORE` bytes of it. What follows the head is left as it is: it may be a body. So the
-    offer of a request that is sent before the answer to the one before it may go unseen.
+    offer of a request that is sent before the answer to the one before it may come through, and then its connection ends.
     """
     ended = (before + data).find(_END_OF_HEAD)
     over = len(data) if ended < 0 else ended + len(_END_OF_HEAD) - len(before)

@@ -48,7 +48,14 @@ async def in_pieces(writer: asyncio.StreamWriter, *pieces: bytes) -> None:
 @pytest.fixture
 async def port() -> AsyncIterator[int]:
     """A server with bounded heads."""
-    config = uvicorn.Config(echo, http=Counted, ws="none", lifespan="off", log_config=None, access_log=False, port=0, timeout_keep_alive=1)
+    async with serving(echo) as port:
+        yield port
+
+
+@contextlib.asynccontextmanager
+async def serving(app: Any) -> AsyncIterator[int]:
+    """The port of a server with bounded heads."""
+    config = uvicorn.Config(app, http=Counted, ws="none", lifespan="off", log_config=None, access_log=False, port=0, timeout_keep_alive=1)
     server = uvicorn.Server(config)
     setattr(server, "capture_signals", contextlib.nullcontext)  # noqa: B010 - signals are the test runner's
     serving = asyncio.get_running_loop().create_task(server.serve())
@@ -216,3 +223,47 @@ async def test_what_follows_a_request_and_is_none_ends_the_connection(port: int,
 
     assert b" 400 " in received
     assert [record for record in caplog.records if record.levelname == "ERROR"] == []
+
+
+FORM = b"POST / HTTP/1.1\r\nhost: a\r\ncontent-length: 3\r\n\r\nabc"
+
+
+@pytest.mark.parametrize("then", [b"", b"!garbage\r\n\r\n"])
+async def test_who_hangs_up_on_several_answers_is_gone_for_each(then: bytes) -> None:
+    """The one under way is told, though others wait behind it: or it would write to a connection that has ended, and raise an incident."""
+    begun, told = asyncio.Event(), asyncio.Event()
+
+    async def wait(_scope: Any, receive: Any, _send: Any) -> None:
+        await receive()
+        begun.set()
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        told.set()
+
+    async with serving(wait) as port, asyncio.timeout(5):
+        _, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(FORM * 3)
+        await begun.wait()
+        writer.write(then)
+        if not then:
+            writer.transport.abort()
+        await told.wait()
+        writer.close()
+
+    assert told.is_set()
+
+
+async def test_what_stands_behind_an_offer_that_came_through_is_no_request(port: int) -> None:
+    """Its request was sent before the answer to another: its body is not read, least of all as a request, and the connection ends."""
+    offered = OFFERED.replace(b"Upgrade :", b"Connection: Upgrade\r\nUpgrade:").replace(b"content-length: 5", b"content-length: 40")
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    async with asyncio.timeout(5):
+        await in_pieces(writer, FORM + offered)
+        writer.write(b"GET /other HTTP/1.1\r\nhost: a\r\n\r\n")
+        received = b""
+        with contextlib.suppress(ConnectionError):
+            while chunk := await reader.read(65536):
+                received += chunk
+    writer.close()
+
+    assert received.count(b"HTTP/1.1 200") <= 2
