@@ -274,6 +274,18 @@ async def test_an_exhausted_pool_says_so_quickly(database_url: str, clock: Clock
             await asyncio.get_running_loop().create_task(second(), context=contextvars.Context())  # as another request would
 
 
+@pytest.mark.parametrize("style", ["German", "SQL, DMY", "Postgres, MDY"])
+async def test_times_are_read_whatever_style_the_server_shows_them_in(database_url: str, clock: Clock, style: str) -> None:
+    """It is set for each session, as the time zone is."""
+    name = sql.Identifier(make_url(database_url).database or "")
+    with psycopg.connect(database_url, autocommit=True) as connection:
+        connection.execute(sql.SQL("ALTER DATABASE {} SET datestyle = {}").format(name, style))
+    async with Database(database_url, clock=clock, faults=Faults(), connections_max=1) as db, db.autocommit("test.look") as tx:
+        now = await tx.value("SELECT ipn_now()")
+
+    assert abs(now - clock.now()) < timedelta(minutes=1)
+
+
 async def test_a_server_that_cannot_be_reached_is_refused_with_a_sentence(tmp_path) -> None:
     """No traceback of a driver: what to check."""
     db = Database(f"postgresql://x@/x?host={tmp_path}", clock=Clock(), faults=Faults())
