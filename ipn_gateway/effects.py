@@ -156,7 +156,8 @@ async def _apply_together_once(db: Database, confirmed: Sequence[tuple[Origin, C
             if booking.origin.writer_id in new
         ]
         if ends:
-            assert await outcomes.end_all(tx, ends) == new  # noqa: S101 - their inbox rows are locked, with our fences
+            ended = await outcomes.end_all(tx, ends)
+            assert ended == new  # noqa: S101 - their inbox rows are locked, with our fences
             staged = [(one.order.tenant_id, event) for one in found if one.origin.writer_id in new for event in one.events()]
             await outbox.stage_all(tx, db.clock, staged)
     for claimed, ending in ends:

@@ -11,9 +11,11 @@ import asyncio
 from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any, Final
 
+import psycopg
+
 from ipn_gateway import ids, logs, signing
 from ipn_gateway.attempts import Attempt, Recorded, Recorder, decide
-from ipn_gateway.errors import LeaseLost
+from ipn_gateway.errors import GatewayError, LeaseLost
 from ipn_gateway.event_claims import IN_FLIGHT_PER_TENANT, Claimed, claim, give_back
 from ipn_gateway.guard import TooLate
 from ipn_gateway.states import EventDeliveryStatus, Trigger
@@ -99,7 +101,10 @@ class Dispatcher:
     async def _give_back(self, unsent: Sequence[Claimed]) -> None:
         for delivery in unsent:
             self._held.pop(delivery, None)
-        await give_back(self._db, unsent)
+        try:
+            await give_back(self._db, unsent)
+        except (GatewayError, psycopg.Error) as error:
+            self._log.warning("event_deliveries.left_to_lease", error_class=type(error).__name__, count=len(unsent))
 
     def _wake_when_free(self, claimed: Iterable[Claimed]) -> None:
         """A hint and nothing more: the poll comes to it too."""

@@ -257,10 +257,14 @@ class Protocol(ResponseHandler):
         """Head by head, so that an answer is known before what follows it breaks, such as a body where there must be none."""
         if not data:
             super().data_received(data)  # aiohttp's own: the parser goes on with what it kept back
-            return
-        begun = 0
+        begun, found = 0, 0
         while begun < len(data) and self.exception() is None:
-            ended = _end_of_head(data, begun) if self._is_due else len(data)
+            ended = len(data)
+            if self._is_due:
+                if begun >= found >= 0:  # once for each head, not for each line of one: who answers with lines alone costs nothing
+                    found = data.find(_END_OF_HEAD, begun)
+                # By lines where it does not end as it should, or in another piece.
+                ended = found + len(_END_OF_HEAD) if found >= begun else data.find(b"\n", begun) + 1 or len(data)
             super().data_received(data[begun:ended])
             self._head_bytes += ended - begun
             if self._is_due and self._head_bytes > HEAD_BYTES_MAX:
@@ -281,13 +285,6 @@ class Protocol(ResponseHandler):
         self.set_exception(HttpProcessingError(message=why))
         if self.transport is not None:
             self.transport.close()
-
-
-def _end_of_head(data: bytes, begun: int) -> int:
-    """Where it may end; by lines where it does not end as it should, or in another piece."""
-    if (found := data.find(_END_OF_HEAD, begun)) >= 0:
-        return found + len(_END_OF_HEAD)
-    return data.find(b"\n", begun) + 1 or len(data)
 
 
 class Connector(aiohttp.TCPConnector):

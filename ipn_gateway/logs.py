@@ -145,11 +145,14 @@ class _Lines:
         self._write = structlog.WriteLogger(sys.stderr).msg
 
     def log(self, component: str, level: str, event: str, values: dict[str, Any]) -> None:
-        """One line, or none below the level."""
-        if structlog.get_config() != self._config:
-            getattr(structlog.get_logger(component=component), level)(event, **values)
-        elif level in self._levels:
-            self._write(_json_line(None, level, {"component": component, **values, "event": event}))
+        """One line, or none below the level. One that cannot be written is counted: what it tells of goes on."""
+        try:
+            if structlog.get_config() != self._config:
+                getattr(structlog.get_logger(component=component), level)(event, **values)
+            elif level in self._levels:
+                self._write(_json_line(None, level, {"component": component, **values, "event": event}))
+        except Exception:  # noqa: BLE001 - a full disk, a pipe that nobody reads any more
+            count("logs.lost")
 
 
 _lines = _Lines()

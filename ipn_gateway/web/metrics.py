@@ -26,6 +26,7 @@ READ_AGAIN_SECONDS: Final = 5.0
 COUNTERS: Final[Mapping[str, str]] = {
     "requests.<status>": "requests that were answered, by status",
     "requests.failed": "faults of ours, each of which is an incident in the log",
+    "logs.lost": "lines of the log that could not be written",
     "requests.body_not_arrived": "requests whose body did not arrive in time",
     "heads.<why>": "requests whose head was too_large or too_slow",
     "notifications.<outcome>": "notifications that were decided, by outcome",

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import errno
+import io
 import json
 import logging
+import sys
 from dataclasses import dataclass, field
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any
@@ -218,3 +221,22 @@ def test_lines_of_other_libraries_are_redacted_for_people_too(capsys: pytest.Cap
     assert "ERROR uvicorn.error It failed: password=[redacted]\n" in text
     assert "bad key [redacted]" in text
     assert SECRET not in text
+
+
+class _Full(io.StringIO):
+    """A file on a disk that is full."""
+
+    def write(self, _: str) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+
+@pytest.mark.parametrize("as_json", [True, False])
+def test_a_line_that_cannot_be_written_is_counted(monkeypatch: pytest.MonkeyPatch, as_json: bool) -> None:
+    """What it tells of goes on: a full disk must not end a worker, or keep back the answer to what is stored."""
+    monkeypatch.setattr(sys, "stderr", _Full())
+    logs.counters.clear()
+    logs.configure(json=as_json)
+    logs.get("x").error("thing.failed")
+    logs.get("x").info("thing.seen", value={b"bytes": 1})
+
+    assert logs.counters["logs.lost"] == 2

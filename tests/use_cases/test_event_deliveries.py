@@ -644,6 +644,25 @@ async def test_stopping_lets_attempts_end_and_gives_back_the_rest(
     assert [attempt["number"] for attempt in await subscribers.attempts(unfinished)] == [1]
 
 
+async def test_stopping_ends_well_while_the_database_is_away(db: Database, faults: Faults, subscribers: Subscribers) -> None:
+    """What cannot be given back is left to its lease, and whoever stops goes on."""
+
+    async def away() -> None:
+        raise psycopg.OperationalError
+
+    hanging = Hanging()
+    async with serving(hanging) as slow, dispatching(db, faults=faults) as running:
+        (unfinished,) = await subscribers.deliver(await subscribers.endpoint(slow))
+        await running.start_all()
+        await hanging.has(1)
+        faults.on["event_deliveries.give_back:before_commit"] = away
+        await running.dispatcher.stop(seconds=0.1)
+        row = await subscribers.delivery(unfinished)
+        hanging.let_go()
+
+    assert (row["status"], row["fence"], row["lease_expires_at"] is None) == ("pending", 1, False)
+
+
 async def test_what_is_claimed_while_stopping_is_not_sent(db: Database, faults: Faults, subscribers: Subscribers) -> None:
     """A claim that commits after the stop began gives its leases back."""
     async with serving(says(OK)) as server, dispatching(db) as running:

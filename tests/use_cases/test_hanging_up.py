@@ -13,7 +13,7 @@ import aiohttp
 import pytest
 import uvloop
 
-from ipn_gateway.guard import UNSEEN_BYTES_MAX, Protocol
+from ipn_gateway.guard import UNSEEN_BYTES_MAX, Garbled, NotHttp, Protocol
 from ipn_gateway.providers.base import Answer, NoAnswer
 from tests.loopback import OK, Names, Server, event, opened, says, serving, tls_contexts
 
@@ -124,6 +124,29 @@ async def test_a_head_counts_however_it_ends(pieces: list[bytes]) -> None:
     message, _ = await protocol.answer()
 
     assert message.code // 100 == 2
+
+
+@pytest.mark.parametrize("line", [b"\n", b"\r\n", b"HTTP/1.1 100 \n\n"])
+async def test_who_answers_with_lines_alone_holds_up_nobody(line: bytes) -> None:
+    """The rest is not searched again for each line, which would take minutes; after as much as a head may have, the connection ends."""
+    protocol = Protocol(asyncio.get_running_loop())
+    protocol.set_response_params(read_until_eof=True, auto_decompress=False)
+    protocol.data_received(line * (4_000_000 // len(line)))
+
+    with pytest.raises(NotHttp):
+        await protocol.answer()
+
+
+async def test_a_body_that_breaks_in_what_was_kept_back_is_not_waited_for() -> None:
+    """The parser comes to it when the rest has been read."""
+    protocol = Protocol(asyncio.get_running_loop())
+    protocol.set_response_params(read_until_eof=True, auto_decompress=False)
+    protocol.data_received(HEAD + b"1\r\nx\r\n" * 40_000 + b"ZZ\r\n")
+    _, content = await protocol.answer()
+
+    async with asyncio.timeout(5):
+        with pytest.raises(Garbled):
+            await content.read()
 
 
 async def test_a_repeat_that_does_not_connect_does_not_say_that_nothing_was_sent() -> None:
