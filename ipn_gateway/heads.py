@@ -39,6 +39,7 @@ class BoundedHeads(HttpToolsProtocol):
 
     _in_head = True
     _begun = False
+    _beside_body = 0  # bytes since the last of a body: of the head of a chunk, or what follows the last one
     _refused = False
     _head_bytes = 0
     _before = b""
@@ -72,10 +73,15 @@ class BoundedHeads(HttpToolsProtocol):
                     return
             self._head_bytes += len(data)
             data, self._held = _disguised(self._before, self._held + data)
+        else:
+            self._beside_body += len(data)
         self._before = (self._before + data[-_BEFORE:])[-_BEFORE:]
         super().data_received(data)
         if self._in_head and self._head_bytes > HEAD_BYTES_MAX:
             self._refuse(_TOO_LARGE, "too_large")
+        elif self._beside_body > HEAD_BYTES_MAX:
+            self._refuse(_TOO_LARGE, "too_large")
+            self._drop_answers()
 
     def on_message_begin(self) -> None:
         """The first byte of a request."""
@@ -84,8 +90,9 @@ class BoundedHeads(HttpToolsProtocol):
         self._wait_for_head()
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """As it was sent."""
-        super().on_header(b"upgrade" if name.lower() == _DISGUISED else name, value)
+        """As it was sent. What comes behind a body in chunks is nothing that we know (RFC 9110, 6.5.1)."""
+        if self._in_head:
+            super().on_header(b"upgrade" if name.lower() == _DISGUISED else name, value)
 
     def on_headers_complete(self) -> None:
         """Only a head within its bounds becomes a request."""
@@ -103,6 +110,7 @@ class BoundedHeads(HttpToolsProtocol):
 
     def on_body(self, body: bytes) -> None:
         """Of a refused request nothing is read."""
+        self._beside_body = 0
         if not self._refused:
             super().on_body(body)
 
@@ -110,7 +118,7 @@ class BoundedHeads(HttpToolsProtocol):
         """The next byte begins another head."""
         if not self._refused:
             super().on_message_complete()
-        self._in_head, self._begun, self._head_bytes = True, False, 0
+        self._in_head, self._begun, self._head_bytes, self._beside_body = True, False, 0, 0
 
     def send_400_response(self, msg: str) -> None:
         """Says so and ends the connection."""

@@ -274,7 +274,7 @@ async def test_a_reader_who_missed_events_is_told(db: Database, rows: Make) -> N
 
     with pytest.raises(StateConflict, match="deleted after their retention"):
         await pulled(db, behind_first)
-    assert await pulled(db, behind_second) == await pulled(db)
+    assert (await pulled(db, behind_second))[0] == (await pulled(db))[0]  # their cursors may differ: other databases go on
     assert (await pulled(db))[0] == [young]
 
 

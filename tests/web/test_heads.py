@@ -225,6 +225,33 @@ async def test_what_follows_a_request_and_is_none_ends_the_connection(port: int,
     assert [record for record in caplog.records if record.levelname == "ERROR"] == []
 
 
+@pytest.mark.parametrize("rest", [b"X-a: v\r\n" * 100_000, b"X-a: " + b"v" * 800_000, b"1;x=" + b"v" * 800_000])
+async def test_what_stands_beside_a_body_is_bounded(port: int, rest: bytes) -> None:
+    """Fields behind the last chunk, and what a chunk is said to have: of either as much as of a head."""
+    last = b"0\r\n" if rest.startswith(b"X") else b""
+    head = b"POST / HTTP/1.1\r\nhost: a\r\ntransfer-encoding: chunked\r\n\r\n3\r\nabc\r\n"
+
+    answer = await exchange(port, head + last, *[rest[begun : begun + 5_000] for begun in range(0, len(rest), 5_000)])
+
+    assert answer.startswith(b"HTTP/1.1 431") or answer == b"", answer
+
+
+async def test_fields_behind_a_body_are_left_out() -> None:
+    """They say nothing that is asked for, and come when the headers are in use already."""
+    seen: list[Any] = []
+
+    async def look(scope: Any, receive: Any, send: Any) -> None:
+        await echo(scope, receive, send)
+        seen.extend(scope["headers"])
+
+    async with serving(look) as port:
+        head = b"POST / HTTP/1.1\r\nhost: a\r\ntransfer-encoding: chunked\r\n\r\n3\r\nabc\r\n0\r\nX-a: v\r\n\r\n"
+        answer = await exchange(port, head)
+
+    assert answer.endswith(b"3")
+    assert seen == [(b"host", b"a"), (b"transfer-encoding", b"chunked")]
+
+
 FORM = b"POST / HTTP/1.1\r\nhost: a\r\ncontent-length: 3\r\n\r\nabc"
 
 
